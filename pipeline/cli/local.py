@@ -286,7 +286,7 @@ def _carried_out(
             on_published=lambda: _published.append(output),
             on_kept=lambda count, chunks: kept.append(
                 (f"{count} of {counted(chunks, 'chunk')}" if count else "the last iterate")
-                + " kept: go on with --resume"
+                + " kept: continue with --resume"
             ),
         )
         return run_job(job, options, events=events, stream=stream)

@@ -111,7 +111,7 @@ def _short_enough(state_dir: Path) -> Path:
 
 def _header(value: str) -> str:
     if not re.fullmatch(r"[A-Za-z0-9-]+", value):
-        raise ValueError(f"{value!r} is no name of an HTTP header")
+        raise ValueError(f"{value!r} is not the name of an HTTP header")
     return value.lower()
 
 

@@ -81,20 +81,22 @@ def _now() -> list[Panel]:
 
 def _fastest(rates: str) -> str:
     """The ten largest sums by worker."""
-    return f"topk(10, sum by (device, instance) ({rates}))"
+    return f"topk(10, sum by (device, instance) ({rates}) > 0)"
 
 
 def _through() -> list[Panel]:
     return [
         graph(
             "Input", "Bytes of input that chunks are read from each second, by workload.", "Bps",
-            [Query(f"sum by (workload) (rate(millrace_input_bytes_total{_CHOSEN}[$__rate_interval]))", "{{workload}}")],
+            [Query(
+                f"sum by (workload) (rate(millrace_input_bytes_total{_CHOSEN}[$__rate_interval])) > 0", "{{workload}}"
+            )],
             stacked=True,
         ),
         graph(
             "Output", "Bytes of output that are written each second, by workload.", "Bps",
             [Query(
-                f"sum by (workload) (rate(millrace_output_bytes_total{_CHOSEN}[$__rate_interval]))", "{{workload}}"
+                f"sum by (workload) (rate(millrace_output_bytes_total{_CHOSEN}[$__rate_interval])) > 0", "{{workload}}"
             )],
             stacked=True,
         ),
