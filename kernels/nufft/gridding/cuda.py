@@ -242,7 +242,7 @@ def _run_gather_cells(task: Task) -> None:
             grid = _grid_of(one)
             if plan.axes == 2:
                 blocks = (blocks_of(plan.points, GATHER_THREADS),)
-                args = (plan.records, plan.keys, plan.order, grid, one.samples, struct)
+                args: tuple[Any, ...] = (plan.records, plan.keys, plan.order, grid, one.samples, struct)
                 _dependent(f"gather_points<{width}>", blocks, GATHER_THREADS, *args, task=task)
             else:
                 regions = plan.regions(True, task.stream)

@@ -54,7 +54,7 @@ def buffers_bytes(size: int, lines: int) -> int:
 
 
 def transform(plan: SortedTrajectory, images: Any, grid: Any, inverse: bool, stream: Any) -> None:
-    """Forward, [coils, *shape] images to the grid's values [coils, *grid]; inverse, the reverse, which overwrites the grid."""
+    """Images [coils, *shape] to the values of a grid [coils, *grid]; inverse, the reverse, overwriting the grid."""
     coils = len(images)
     for axis, struct in _passes(three(plan.shape), three(plan.grid), inverse):
         size, rows = three(plan.grid)[axis], axis == 2

@@ -22,13 +22,13 @@ OWNED = {
     (3, False): (1, 4),
     (2, True): (4, 8),
     (3, True): (8, 8),
-}  # a tile's x, z by axes, one coil
+}  # x, z by axes, one coil
 COEFFICIENTS = 12
 REGION = {
     (2, False): (8, 1, 8),
     (3, False): (4, 8, 8),
     (3, True): (4, 8, 16),
-}  # cells, by axes and whether for one coil
+}  # cells, by axes, one coil
 REGION_WARPS, BATCH = 8, 8
 MAX_CELLS = 1 << 33  # of a grid; the index of a column of bins then fits 32 bits
 REALS = {"float32": "float", "float64": "double"}
