@@ -63,9 +63,9 @@ def cpu_rivals(scan: Scan, iterations: int, folder: Path) -> list[Rival]:
     data = np.ascontiguousarray(kspace.reshape(coils, -1))
     centre = centre_images(data, flat, density.pipe_menon(flat, shape), shape, width=24, taper=True)
     maps = sensitivities.walsh(centre, shape)
-    _write_cfl(folder / "k", kspace.transpose(2, 1, 0)[None])
-    _write_cfl(folder / "t", np.concatenate([points, 0 * points[..., :1]], axis=2).transpose(2, 1, 0))
-    _write_cfl(folder / "m", maps.transpose(1, 2, 0)[:, :, None])
+    write_cfl(folder / "k", kspace.transpose(2, 1, 0)[None])
+    write_cfl(folder / "t", np.concatenate([points, 0 * points[..., :1]], axis=2).transpose(2, 1, 0))
+    write_cfl(folder / "m", maps.transpose(1, 2, 0)[:, :, None])
     even = density.even(len(flat), flat)
 
     def ours() -> Any:
@@ -124,7 +124,7 @@ def _bart_wavelets(folder: Path, strength: float) -> Callable[[], Any] | None:
         return None
     files = [str(folder / name) for name in ("k", "m", "theirs")]
     how = ["-e", "-w", "1", "-R", f"W:3:0:{strength}", f"-i{WAVELET_ITERATIONS}"]
-    return _runner(["bart", "pics", *how, "-t", str(folder / "t"), *files])
+    return runner(["bart", "pics", *how, "-t", str(folder / "t"), *files])
 
 
 def _command(folder: Path, iterations: int, *, maps: bool = True) -> Callable[[], Any]:
@@ -146,14 +146,14 @@ def _command(folder: Path, iterations: int, *, maps: bool = True) -> Callable[[]
         "--eps",
         "1e-3",
     ]
-    return _runner([*command, *options, "--quiet", "--device", "cpu"])
+    return runner([*command, *options, "--quiet", "--device", "cpu"])
 
 
 def _bart(folder: Path, iterations: int) -> Callable[[], Any] | None:
     if shutil.which("bart") is None:
         return None
     files = [str(folder / name) for name in ("k", "m", "theirs")]
-    return _runner(["bart", "pics", "-l2", "-r0.001", f"-i{iterations}", "-t", str(folder / "t"), *files])
+    return runner(["bart", "pics", "-l2", "-r0.001", f"-i{iterations}", "-t", str(folder / "t"), *files])
 
 
 def _bart_whole(folder: Path, iterations: int, shape: tuple[int, int]) -> Callable[[], Any] | None:
@@ -169,10 +169,10 @@ def _bart_whole(folder: Path, iterations: int, shape: tuple[int, int]) -> Callab
         ["bart", "ecalib", "-m1", wide, maps],
         ["bart", "pics", "-l2", "-r0.001", f"-i{iterations}", "-t", t, k, maps, out],
     ]
-    return _runner(*steps)
+    return runner(*steps)
 
 
-def _runner(*commands: list[str]) -> Callable[[], Any]:
+def runner(*commands: list[str]) -> Callable[[], Any]:
     environment = os.environ | {"OMP_NUM_THREADS": str(len(os.sched_getaffinity(0)))}
 
     def run() -> None:
@@ -182,7 +182,7 @@ def _runner(*commands: list[str]) -> Callable[[], Any]:
     return run
 
 
-def _write_cfl(path: Path, array: Any) -> None:
+def write_cfl(path: Path, array: Any) -> None:
     dims = [*array.shape, *[1] * (16 - array.ndim)]
     path.with_suffix(".hdr").write_text(f"# Dimensions\n{' '.join(map(str, dims))}\n")
     path.with_suffix(".cfl").write_bytes(np.asarray(array, np.complex64).tobytes(order="F"))

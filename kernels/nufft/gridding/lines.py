@@ -13,7 +13,7 @@ import numpy as np
 from kernels.nufft.gridding.plan import SortedTrajectory, launch, three
 from kernels.runtime.launch import blocks_of, shared_bytes_a_block
 
-LARGEST = 1024  # values of a line
+SMALLEST, LARGEST = 48, 1024  # values of a line; kernels of its size are compiled for each
 NEIGHBOURS, ROW_THREADS = 8, 256  # lines of a block across memory; threads of a block along it
 SIZES = (84, 360, 512)  # that between them have passes of every radix
 
@@ -44,9 +44,9 @@ def twiddles(size: int, device: int) -> Any:
 
 
 def fits(grid: tuple[int, ...]) -> bool:
-    """Whether the current device can transform lines of a grid."""
+    """Whether the current device can transform lines of a grid, and gains from it."""
     most = max(grid)
-    return most <= LARGEST and buffers_bytes(most, NEIGHBOURS) <= shared_bytes_a_block()
+    return min(grid) >= SMALLEST and most <= LARGEST and buffers_bytes(most, NEIGHBOURS) <= shared_bytes_a_block()
 
 
 def buffers_bytes(size: int, lines: int) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from pipeline.engine.devices.device import CudaDevice
 from pipeline.errors import InputError, ParameterError
 from pipeline.formats.kspace import open_kspace
 from pipeline.formats.kspace.base import Readouts
@@ -136,6 +137,33 @@ def test_view_sharing_fills_the_outer_k_space(tmp_path, density):
     assert shared < 0.75 * alone
     sums = errors["changing", 8].sum(axis=(1, 2)) / errors["still", 8].sum(axis=(1, 2))
     np.testing.assert_allclose(sums[[0, 1, 3, 4]], [1, 1, 2, 2], rtol=0.08)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("penalties", ["none", "tv-time", "tv-time,l1-wavelet"])
+def test_a_gpu_makes_the_same_states(tmp_path, breathing, penalties):
+    source, _ = breathing
+    options = {"sensitivities": str(tmp_path / "maps.npy"), "iterations": 15, "tolerance": 0.0}
+    if penalties != "none":
+        options |= {"regularizer": penalties, "strength": "0.003"}
+    assert_a_gpu_gives_the_same(source, tmp_path, sorting=tmp_path / "states.npy", **options)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("density", ["pipe-menon", "ramp", "none"])
+def test_a_gpu_shares_the_same_views(tmp_path, density):
+    kspace, points = scan(40)
+    source = write_npz(tmp_path / "in.npz", kspace * (1 + np.arange(40) % 3)[:, None], points)
+    assert_a_gpu_gives_the_same(source, tmp_path, frames=8, view_sharing=4, iterations=10, density=density)
+
+
+def assert_a_gpu_gives_the_same(source, folder, **options):
+    expected, host = images(source, folder / "host.npy", **options)
+    found, receipt = images(source, folder / "gpu.npy", device=CudaDevice(0), **options)
+    assert found.shape == expected.shape
+    assert receipt["image"]["readouts"] == host["image"]["readouts"]
+    for frame, right in zip(found, expected, strict=True):
+        assert normalised_error(frame, right) < 2e-3
 
 
 def test_bad_sorting_files_get_one_line(tmp_path, breathing):
