@@ -25,7 +25,7 @@ from pipeline.formats.kspace import open_kspace
 from pipeline.formats.kspace.base import Readouts
 
 EPS, COILS, ITERATIONS = 1e-4, 8, 100
-STRENGTHS = tuple(0.0005 * 2**i for i in range(8))
+STRENGTHS = tuple(0.0005 * 2 ** (i / 2) for i in range(17))
 THEIRS = {"l1-wavelet": "W:3:0:{}", "tv": "T:3:0:{}", "l2": "Q:{}"}  # of `bart pics -R`
 
 

@@ -13,20 +13,24 @@ PER_THREAD_STREAM = 2  # CUDA's handle, the same for a different stream in each 
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Captured:
-    graph: Any
-    pool: Any  # owns the graph's temporary arrays
+class _Space:
+    """Temporary arrays of one stream's graphs, which follow one another and so share them; and where they are captured:
+    the default stream cannot be."""
+
+    pool: Any
+    aside: Any
 
 
 class RepeatedCalls:
     """The latest calls: launched one by one the first time, captured the second time. Thread-safe.
 
-    A graph's temporary arrays stay allocated with it: at most `most` times what a call needs.
+    The temporary arrays of the largest call stay allocated, for each stream that calls come from.
     """
 
     def __init__(self, most: int = MOST_GRAPHS) -> None:
         self._most = most
-        self._calls: OrderedDict[tuple[Any, ...], _Captured | None] = OrderedDict()
+        self._graphs: OrderedDict[tuple[Any, ...], Any] = OrderedDict()  # None: seen once
+        self._spaces: dict[int, _Space] = {}
         self._lock = threading.Lock()
 
     def __call__(self, key: tuple[Any, ...], stream: Any, run: Callable[[Any], None]) -> None:
@@ -39,30 +43,31 @@ class RepeatedCalls:
         if handle == PER_THREAD_STREAM or (handle > PER_THREAD_STREAM and stream.is_capturing()):
             run(stream)
             return
-        key = (*key, handle)
+        key = (handle, *key)
         with self._lock:  # a graph may not be launched by two threads at once
-            if key in self._calls:
-                found = self._calls[key]
-                self._calls.move_to_end(key)
-                if found is None:
-                    found = self._calls[key] = _capture(run)
-                found.graph.launch(stream)
+            if key in self._graphs:
+                self._graphs.move_to_end(key)
+                if self._graphs[key] is None:
+                    self._graphs[key] = self._captured(handle, run)
+                self._graphs[key].launch(stream)
                 return
-            self._calls[key] = None
-            if len(self._calls) > self._most:
-                self._calls.popitem(last=False)
+            self._graphs[key] = None
+            if len(self._graphs) > self._most:
+                (oldest, *_), _graph = self._graphs.popitem(last=False)
+                if all(other != oldest for other, *_ in self._graphs):
+                    self._spaces.pop(oldest, None)
         run(stream)
 
+    def _captured(self, handle: int, run: Callable[[Any], None]) -> Any:
+        import cupy
 
-def _capture(run: Callable[[Any], None]) -> _Captured:
-    import cupy
-
-    pool = cupy.cuda.MemoryPool()
-    aside = cupy.cuda.Stream(non_blocking=True)  # the default stream cannot be captured
-    with cupy.cuda.using_allocator(pool.malloc), aside:
-        aside.begin_capture()
-        try:
-            run(aside)
-        finally:
-            graph = aside.end_capture()
-    return _Captured(graph=graph, pool=pool)
+        if handle not in self._spaces:
+            self._spaces[handle] = _Space(pool=cupy.cuda.MemoryPool(), aside=cupy.cuda.Stream(non_blocking=True))
+        space = self._spaces[handle]
+        with cupy.cuda.using_allocator(space.pool.malloc), space.aside:
+            space.aside.begin_capture()
+            try:
+                run(space.aside)
+            finally:
+                graph = space.aside.end_capture()
+        return graph

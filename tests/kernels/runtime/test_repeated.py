@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from kernels.runtime import repeated
 from kernels.runtime.repeated import PER_THREAD_STREAM, RepeatedCalls
 
 
@@ -24,12 +23,11 @@ def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What was done: "run" or "capture"; and "launch" of graphs."""
     done: list[str] = []
 
-    def capture(run: Any) -> Any:
+    def captured(_calls: Any, _handle: int, _run: Any) -> Any:
         done.append("capture")
-        graph = SimpleNamespace(launch=lambda stream: done.append(f"launch on {stream.ptr}"))
-        return SimpleNamespace(graph=graph, pool=None)
+        return SimpleNamespace(launch=lambda stream: done.append(f"launch on {stream.ptr}"))
 
-    monkeypatch.setattr(repeated, "_capture", capture)
+    monkeypatch.setattr(RepeatedCalls, "_captured", captured)
     return done
 
 
