@@ -60,3 +60,21 @@ def test_points_just_within_the_excluded_radius_are_zero(direction: tuple[int, i
     for radius, zero in ((1 - NEAR, True), (1 + NEAR, False)):
         atoms = np.array([[*(centre + np.array(direction) * radius / length), 1.0]])
         assert (potential(atoms, grid, scheme)[3, 3, 4] == 0) == zero
+
+
+@pytest.mark.parametrize("name", ["direct", "truncate"])
+def test_long_rows_of_a_grid_within_a_larger_one(name: str) -> None:
+    """Several blocks follow each other along z, none of which begins at the grid's own origin."""
+    rng = np.random.default_rng(5)
+    grid = Grid(origin=(0.0, 0.0, 0.0), spacing=(0.4, 0.5, 0.3), shape=(3, 5, 307), first=(7, 11, 101))
+    planes = [(np.arange(n) + f) * s for n, f, s in zip(grid.shape, grid.first, grid.spacing, strict=True)]
+    points = np.stack(np.meshgrid(*planes, indexing="ij"), -1)
+    low, high = points.min((0, 1, 2)) - 2.0, points.max((0, 1, 2)) + 2.0
+    atoms = np.column_stack([rng.uniform(low, high, (60, 3)), rng.normal(size=60)])
+    expected = np.zeros(grid.shape)
+    for *place, charge in atoms:
+        distance = np.sqrt(((points - place) ** 2).sum(-1))
+        expected += np.where((distance < CUTOFF) | (name == "direct"), charge / distance, 0.0)
+    scheme = Scheme(name="direct") if name == "direct" else Scheme(name=name, cutoff_angstrom=CUTOFF)
+    found = potential(atoms, grid, scheme)
+    assert np.abs(found - expected).max() <= 1e-5 * np.abs(expected).max()

@@ -318,6 +318,18 @@ class Job:
         self.calls.append("close")
 
 
+class IteratingJob(Job):
+    """Goes on where a chunk's saved state says, and saves another before it ends."""
+
+    def keep_iterates(self, store):
+        self.store, self.found = store, {}
+
+    def compute(self, chunk, inputs, outputs, stream):
+        saved = self.store.saved(chunk.index)
+        self.found[chunk.index] = None if saved is None else int(saved["step"])
+        self.store.save(chunk.index, {"step": np.array(10 + chunk.index)})
+
+
 class OneLane(CpuDevice):
     """Notes the slots that are allocated and freed jobs; has memory for so many."""
 
@@ -337,7 +349,7 @@ class Worker:
 
     def __init__(self, folder, monkeypatch):
         self.folder, self.device, self.jobs, self.asked = folder, OneLane(), [], []
-        self.chunks, self.held, self.computing = 6, (), threading.Event()
+        self.chunks, self.held, self.computing, self.kind = 6, (), threading.Event(), Job
         monkeypatch.setattr(segments, "own_device", self.own_device)
         monkeypatch.setattr(segments, "workload_named", self.workload)
         (folder / "in").write_bytes(b"input")
@@ -348,13 +360,13 @@ class Worker:
 
     def workload(self, name):
         def open_job(spec):
-            self.jobs.append(Job(spec, plan_of(self.chunks), self.held, self.computing))
+            self.jobs.append(self.kind(spec, plan_of(self.chunks), self.held, self.computing))
             return self.jobs[-1]
 
         return SimpleNamespace(name=name, unit="chunks", open=open_job)
 
     def job(self, name="job", chunks=6):
-        """The job of a run that has begun."""
+        """A job whose run has begun."""
         spec = JobSpec(workload="none", input=self.folder / "in", output=self.folder / name, parameters=None)
         ledger = Ledger(spec.output, {"chunks": chunks, "input": input_version(spec.input)})
         ledger.create()
@@ -415,6 +427,24 @@ def test_what_is_in_the_ledger_opens_nothing(worker):
     receipt = worker.run(job, 1, 2, 3)
     assert receipt.notes == ({"1": "told"}, {"3": {"values": [], "note": "note 3"}})
     assert worker.jobs[0].calls == ["JOIN", 3]
+
+
+@in_time
+def test_iterates_of_a_segment_are_kept_in_the_ledger_of_the_run_until_it_is_entered(worker):
+    job, worker.kind = worker.job(), IteratingJob
+    ledger = Ledger(job.spec.output, job.ledger_identity)
+    ledger.save_iterate(1, {"step": np.array(5)})
+    ledger.save_iterate(3, {"step": np.array(6)})
+    saved = []
+    worker.run(job, 1, 2, report=lambda stages: saved.append(ledger.has_iterates))
+    assert worker.jobs[0].found == {1: 5, 2: None}
+    assert saved == [True, True]
+    assert ledger.iterate(1) is ledger.iterate(2) is None
+    assert ledger.iterate(3)["step"] == 6
+    # The ledger is the run's: a worker whose run is over makes no other.
+    ledger.remove()
+    worker.jobs[0].store.save(4, {"step": np.array(7)})
+    assert not ledger.exists
 
 
 @in_time

@@ -345,6 +345,61 @@ def test_entries_of_many_writers_come_back_in_order(folder):
     assert plan.without(set(range(len(plan.chunks)))) is None
 
 
+def state_of(chunk):
+    rng = np.random.default_rng(chunk)
+    return {"image": rng.normal(size=(3, 5)) + 1j, "steps": np.arange(chunk + 1), "step": np.float64(0.5)}
+
+
+class OfADevice:
+    """An array that NumPy cannot read by itself, as those of a GPU."""
+
+    def __init__(self, array):
+        self._array = array
+
+    def get(self):
+        return self._array
+
+
+def test_the_iterates_of_chunks_come_back_until_they_are_dropped(folder):
+    ledger, _ = ledger_of(folder)
+    assert ledger.iterate(0) is None
+    assert not ledger.has_iterates
+    for chunk in (0, 7, 7):
+        ledger.save_iterate(chunk, {name: OfADevice(array) for name, array in state_of(chunk).items()})
+    ledger.save_iterate(7, state_of(7))
+    assert ledger.has_iterates
+    for chunk in (0, 7):
+        saved, expected = ledger.iterate(chunk), state_of(chunk)
+        assert list(saved) == list(expected)
+        for name, array in expected.items():
+            np.testing.assert_array_equal(saved[name], array, strict=True)
+    ledger.drop_iterates([0, 3])
+    assert ledger.iterate(0) is None
+    assert ledger.iterate(7) is not None
+    ledger.drop_iterates([7])
+    assert not ledger.has_iterates
+
+
+@pytest.mark.parametrize("fault", ["objects", "text", "short"])
+def test_a_damaged_iterate_counts_for_nothing(folder, fault):
+    ledger, _ = ledger_of(folder)
+    ledger.save_iterate(2, state_of(2))
+    (saved,) = ledger.folder.glob("iterate-*")
+    whole = saved.read_bytes()
+    if fault == "objects":  # reading them would run what a stranger wrote
+        np.savez(saved, image=np.array([None]))
+    else:
+        saved.write_bytes(b"text" if fault == "text" else whole[:-30])
+    assert ledger.iterate(2) is None
+
+
+def test_an_iterate_of_a_ledger_that_is_removed_is_named(folder):
+    ledger, _ = ledger_of(folder)
+    ledger.remove()
+    with pytest.raises(OutputError, match="was removed while the job ran; run the job again"):
+        ledger.save_iterate(2, state_of(2))
+
+
 def entry(*chunks, by="cpu"):
     return Entry(chunks=chunks, notes={"by": by}, device="cpu")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 
@@ -16,6 +18,7 @@ from pipeline.workloads import JobSpec, workloads
 from tests.images import read_image, write_image
 
 ENTRY = Entry(chunks=(0,), notes={}, device="cpu")
+STATE = {"step": np.array(3)}
 
 
 @pytest.fixture
@@ -60,14 +63,18 @@ def begun(output):
 def test_a_ledger_is_neither_written_nor_read_nor_removed_outside(root, outside, which):
     output = root / "there" / "y"
     ledger = begun(output)
-    elsewhere = begun(outside / "there" / "y").folder
+    other = begun(outside / "there" / "y")
+    other.save_iterate(0, STATE)
+    elsewhere = other.folder
     before = tree(outside)
     swap(ledger.folder, elsewhere) if which == "ledger" else swap(root / "there", outside / "there")
-    for write in (lambda: ledger.add(ENTRY), ledger.go_on, ledger.remove, ledger.create):
+    keep, drop = partial(ledger.save_iterate, 0, STATE), partial(ledger.drop_iterates, [0])
+    for write in (lambda: ledger.add(ENTRY), ledger.go_on, keep, drop, ledger.remove, ledger.create):
         with pytest.raises(OutputError, match=rf"^{ledger.folder}: "):
             write()
     assert not ledger.is_this_runs
     assert ledger.within([0, 1, 2]) == ledger.entries() == []
+    assert ledger.iterate(0) is None
     assert Ledger.recorded_budget(output) is None
     assert tree(outside) == before
 

@@ -486,6 +486,35 @@ def test_a_folder_replaces_an_older_one_of_its_kind(
         assert (tmp_path / "a" / "deep" / "chunk").read_text() == text
 
 
+def test_files_are_put_into_a_folder_whole_and_read_back(tmp_path: Path) -> None:
+    folder = PartialFolder(tmp_path / "a", may_replace=lambda older: False)
+    folder.put("c/0/1", [b"first ", memoryview(b"chunk")])
+    folder.put("c/0/1", [b"again"])
+    assert (folder.path / "c/0/1").read_bytes() == b"again"
+    with os.fdopen(folder.open_file("c/0/1")) as file:
+        assert file.read() == "again"
+    with pytest.raises(FileNotFoundError):
+        folder.open_file("d/0", os.O_WRONLY | os.O_CREAT)
+    with os.fdopen(folder.open_file("d/0", os.O_WRONLY | os.O_CREAT, make_folders=True), "w") as file:
+        file.write("made")
+
+    def fails() -> Iterator[bytes]:
+        yield b"half"
+        raise RuntimeError("the codec fails")
+
+    with pytest.raises(RuntimeError, match="the codec fails"):
+        folder.put("c/0/2", fails())
+    (folder.path / "link").symlink_to(tmp_path)
+    with pytest.raises(NotADirectoryError):
+        folder.put("link/stolen", [b"outside"])
+    (folder.path / "link").unlink()
+    folder.publish()
+    assert sorted(str(each.relative_to(tmp_path)) for each in tmp_path.rglob("*") if each.is_file()) == [
+        "a/c/0/1",
+        "a/d/0",
+    ]
+
+
 def test_a_discarded_folder_leaves_the_old_one(tmp_path: Path) -> None:
     filled(tmp_path / "a", "old").publish()
     folder = filled(tmp_path / "a", "new")
