@@ -25,7 +25,8 @@ from pipeline.formats.kspace import open_kspace
 from pipeline.formats.kspace.base import Readouts
 
 EPS, COILS, ITERATIONS = 1e-4, 8, 100
-STRENGTHS = tuple(0.0005 * 2 ** (i / 2) for i in range(17))
+TV_ITERATIONS = 150  # of three normal operators; BART's are of up to ten
+STRENGTHS = tuple(0.001 * 2**i for i in range(9))
 THEIRS = {"l1-wavelet": "W:3:0:{}", "tv": "T:3:0:{}", "l2": "Q:{}"}  # of `bart pics -R`
 
 
@@ -113,7 +114,7 @@ def ours(part: Part) -> Callable[[str, float], Any]:
             penalties=penalty(name, strength, part.shape),
             damping=strength if name == "l2" else 0.0,
         )
-        return regularized_sense(problem, iterations=ITERATIONS // 2 if name == "tv" else ITERATIONS).image[0]
+        return regularized_sense(problem, iterations=TV_ITERATIONS if name == "tv" else ITERATIONS).image[0]
 
     return run
 
