@@ -20,9 +20,9 @@ struct LinePass {
     long long from_coil, to_coil;
 };
 
-// Sizes are multiples of four.
+// Sizes are multiples of four. Sixteens are fours times fours, since eights would leave a two.
 constexpr int radix_of(int left) {
-    return left % 8 == 0 && left != 16 ? 8 : left % 4 == 0 ? 4 : left % 9 == 0 ? 9 : left % 7 == 0 ? 7 : left % 5 == 0 ? 5 : 3;
+    return left % 8 == 0 && left % 32 != 16 ? 8 : left % 4 == 0 ? 4 : left % 9 == 0 ? 9 : left % 7 == 0 ? 7 : left % 5 == 0 ? 5 : 3;
 }
 
 // ROWS: along the fastest axis, where lines are `outers`. Otherwise a block's lines are neighbours on it.
@@ -36,6 +36,7 @@ template <int N, bool INVERSE, int STEP, int DONE, class Load, class Store>
 __device__ inline void transform_line(int t, float2* from, float2* to, const float2* __restrict__ twiddles, const Load& load,
                                       const Store& store) {
     constexpr int LEFT = N / DONE, R = radix_of(LEFT), COUNT = N / R, T = (N + 7) / 8;
+    static_assert(LEFT % R == 0, "");
     for (int j = t; j < COUNT; j += T) {
         float2 v[R];
 #pragma unroll

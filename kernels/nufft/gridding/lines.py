@@ -15,7 +15,7 @@ from kernels.runtime.launch import blocks_of, shared_bytes_a_block
 
 SMALLEST, LARGEST = 48, 1024  # values of a line; kernels of its size are compiled for each
 NEIGHBOURS, ROW_THREADS = 8, 256  # lines of a block across memory; threads of a block along it
-SIZES = (84, 360, 512)  # that between them have passes of every radix
+SIZES = (80, 84, 360, 512)  # that between them have passes of every radix
 
 
 class LinePassStruct(ctypes.Structure):
