@@ -160,6 +160,31 @@ class QueueView(BaseModel):
     queued: int
 
 
+class FileView(BaseModel):
+    """A file or folder under the data roots. kind: folder, image (also a Zarr folder) or file; null: not known."""
+
+    name: str
+    path: str
+    kind: str
+    bytes: int | None
+    modified_at: float | None
+
+
+class FolderView(BaseModel):
+    """A part of a folder's entries, by name. Pass `next` as `after` to get the following ones; null on the last page.
+
+    path     : null for the list of data roots
+    parent   : null for a data root
+    left_out : entries of this part that cannot be used: they lead out of the data roots, or are not there any more
+    """
+
+    path: str | None
+    parent: str | None
+    entries: list[FileView]
+    next: str | None
+    left_out: int
+
+
 class CancelledView(BaseModel):
     """Jobs that were cancelled. `more`: whether there are others of the same kind."""
 

@@ -51,6 +51,7 @@ from pipeline.errors import (
     StorageError,
     printable,
 )
+from pipeline.notebook import in_notebook, job_html, shown
 from pipeline.storage import archive
 
 DEFAULT_URL = "http://127.0.0.1:8765"
@@ -304,6 +305,18 @@ class Job:
     def __repr__(self) -> str:
         return f"<Job {self.id} {self.state}: {self.view['workload']} {self.view['input']} → {self.view['output']}>"
 
+    def _repr_html_(self) -> str:
+        """For notebooks: the state, a bar while the job runs, and the preview of its result."""
+        return job_html(self.view, self._preview() if self.state == State.SUCCEEDED else None)
+
+    def _preview(self) -> bytes | None:
+        """PNG; None if it is not drawn yet, or does not come."""
+        if self._client._http.is_closed:
+            return None
+        with suppress(httpx2.RequestError), self._client.stream(f"/v1/jobs/{self.id}/preview") as response:
+            return bytes(response.read()) if response.status_code == 200 else None
+        return None
+
     @property
     def id(self) -> str:
         return str(self.view["id"])
@@ -408,12 +421,14 @@ class Job:
     def wait(self, *, progress: bool = False, timeout_s: float | None = None) -> Self:
         """Returns when the job is over, whatever its `state`.
 
-        progress : show a bar on stderr
+        progress : show a bar on stderr, or in a notebook the job itself
 
         Raises TimeoutError if it is not over in time. The job continues.
         """
         title = printable(Path(self.view["output"]).name)
-        with _bar(title) if progress and sys.stderr.isatty() else nullcontext() as show:
+        inline = progress and in_notebook()
+        bar = shown(self) if inline else _bar(title) if progress and sys.stderr.isatty() else nullcontext()
+        with bar as show:
             for event in self.events(timeout_s=timeout_s):
                 if show is not None and event.kind == "progress":
                     show(event.data)

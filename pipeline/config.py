@@ -38,7 +38,8 @@ def whole(text: Any) -> Any:
     return int(text) if isinstance(text, str) and text.isdecimal() else text
 
 
-def _named(path: Any) -> Any:
+def named(path: Any) -> Any:
+    """The name of a file or folder; ValueError if it is none."""
     if not isinstance(path, str | Path):
         raise ValueError(f"must be the name of a file or folder; got {brief(repr(path))}")
     if path == "":
@@ -49,7 +50,7 @@ def _named(path: Any) -> Any:
 
 
 # An empty name would mean the working directory.
-NamedPath = Annotated[Path, BeforeValidator(_named)]
+NamedPath = Annotated[Path, BeforeValidator(named)]
 # Workers may run in other folders. Symbolic links are not resolved.
 AbsolutePath = Annotated[NamedPath, AfterValidator(lambda path: Path(os.path.abspath(path)))]  # noqa: PTH100
 

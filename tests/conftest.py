@@ -18,6 +18,9 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from pipeline.storage.objects import ObjectPath
+from tests.object_server import Proxy, S3Server, use_environment
+
 # The same examples in every run, so that a change is judged by what it changes; by night, new ones are searched.
 settings.register_profile("same", derandomize=True)
 settings.register_profile("random", derandomize=False, max_examples=2000, deadline=None, print_blob=True)
@@ -105,6 +108,29 @@ def tmp_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Not named after the test, as pytest's own is: else a message that holds the path would contain the test's words,
     and every look for one of them would succeed."""
     return tmp_path_factory.mktemp("t")
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[S3Server]:
+    server = S3Server()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def s3(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ObjectPath:
+    """A new prefix of the bucket `open` of a real server, with the environment of a user who may write."""
+    use_environment(monkeypatch, s3_server.environment())
+    return ObjectPath.of(f"s3://open/{tmp_path.name}-{os.getpid()}")
+
+
+@pytest.fixture
+def proxy(s3: ObjectPath, s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
+    """Before the server of `s3`, which is reached through it from now on."""
+    made = Proxy(s3_server.port)
+    use_environment(monkeypatch, s3_server.environment(port=made.port))
+    yield made
+    made.close()
 
 
 @pytest.fixture(autouse=True)

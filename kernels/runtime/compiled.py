@@ -13,8 +13,10 @@ from typing import Any, TypeVar, cast
 
 import numba
 import numba.np.linalg
+from numba.core import event
 from numba.core.caching import FunctionCache
 
+from kernels.runtime import compiling
 from kernels.runtime.binaries import cache_folder
 from kernels.runtime.operations import FOLDER
 
@@ -32,6 +34,19 @@ if "scipy.linalg" not in sys.modules:
         import numba.np.arraymath
     finally:
         numba.np.linalg.ensure_blas = _find
+
+
+class _Counted(event.Listener):  # type: ignore[misc]
+    """Counts the functions that Numba compiles; those loaded from the cache raise no event."""
+
+    def on_start(self, begun: Any) -> None:
+        compiling.begin()
+
+    def on_end(self, ended: Any) -> None:
+        compiling.end()
+
+
+event.register("numba:compile", _Counted())
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 # Several threads may load CPU bodies at once, when they first need them, and Numba's setting is global.

@@ -22,6 +22,7 @@ from typing import Any
 
 from kernels.runtime import binaries, pdl
 from kernels.runtime.binaries import Binary
+from kernels.runtime.compiling import compiling
 from kernels.runtime.operations import cuda_module
 
 # Without the second option, NVRTC before 13.5 takes a lambda for a host function.
@@ -279,7 +280,8 @@ def cached_binary(operation: str, expression: str, architecture: str) -> Binary:
     key = binaries.key(operation, (*_options(operation), architecture, str(_nvrtc().getVersion()), expression))
     binary = binaries.read(key)
     if binary is None:
-        binary = compile_for(operation, architecture, (expression,))
+        with compiling():
+            binary = compile_for(operation, architecture, (expression,))
         binaries.write(key, binary)
     return binary
 

@@ -24,7 +24,7 @@ def admin() -> None:
 
 def _target(command: Callable[..., None]) -> Callable[..., None]:
     for option in (
-        click.option("--all", "everything", is_flag=True, help="everybody's jobs"),
+        click.option("--all", "everything", is_flag=True, help="everyone's jobs"),
         click.option("--group", help="the jobs of this group; '' is the group of users without one"),
         click.option("--user", "owner", help="this user's jobs"),
         click.argument("jobs", nargs=-1, metavar="[JOB]…"),
@@ -86,7 +86,7 @@ def drain(timeout: float | None, as_json: bool) -> None:
 @_target
 @JSON
 def cancel(as_json: bool, **target: Any) -> None:
-    """Cancel anybody's jobs and remove their partial outputs."""
+    """Cancel anyone's jobs and remove their partial outputs."""
     cancelled: list[str] = []
     found = {"more": True}
     while found["more"]:

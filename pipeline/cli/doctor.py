@@ -12,6 +12,7 @@ from pathlib import Path
 
 import click
 
+from pipeline import __version__
 from pipeline.cli.stdout import say
 from pipeline.config import format_bytes, load_settings
 from pipeline.errors import MillraceError, UserError, printable
@@ -35,7 +36,7 @@ class Finding:
     stops_jobs: bool = False
 
     def line(self) -> str:
-        mark = "ok" if self.mend is None else "MEND" if self.stops_jobs else "note"
+        mark = "ok" if self.mend is None else "FIX" if self.stops_jobs else "note"
         return f"{mark:4}  {self.thing:14}  {self.found}{f': {self.mend}' if self.mend else ''}"
 
 
@@ -57,7 +58,7 @@ def _program() -> Finding:
 
     names = ("numpy", "numba", "dask", "zarr", "tifffile")
     found = ", ".join(f"{name} {version(name)}" for name in names)
-    return Finding("Millrace", f"{version('millrace')} on Python {platform.python_version()}, {found}")
+    return Finding("Millrace", f"{__version__} on Python {platform.python_version()}, {found}")
 
 
 def _devices() -> Iterator[Finding]:
@@ -144,7 +145,7 @@ def _workloads() -> Iterator[Finding]:
 
 @click.command("doctor")
 def check_machine() -> None:
-    """Check this machine (GPUs, driver, memory, disks, settings, packages) and say what to mend.
+    """Check this machine (GPUs, driver, memory, disks, settings, packages) and name what to fix.
 
     Exit code 2 if jobs cannot run.
     """

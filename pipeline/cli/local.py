@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ import click
 from pipeline.cli.stdout import say
 from pipeline.config import Settings, explain, load_settings
 from pipeline.errors import MillraceError, OutputError, ParameterError, counted, printable
+from pipeline.storage.objects import is_url, path_named
 
 if TYPE_CHECKING:
     from pipeline.engine.planned import PlannedJob
@@ -29,7 +30,15 @@ class _FilePath(click.Path):
         return super().convert(value, param, ctx)
 
 
+class _FilePathOrUrl(_FilePath):
+    name = "path or URL"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return path_named(value) if is_url(value) else super().convert(value, param, ctx)
+
+
 FILE_PATH = _FilePath(path_type=Path, readable=False)
+FILE_OR_URL = _FilePathOrUrl(path_type=Path, readable=False)
 # The published outputs of this process.
 _published: list[Path] = []
 # The outputs that this process was asked for.
@@ -163,7 +172,7 @@ def run(
 ) -> None:
     """Run a job on this machine, or one for each of many files."""
     from pipeline.cli.many import run_many
-    from pipeline.cli.terminal import plan_lines, published_before_line, result_line
+    from pipeline.cli.terminal import plan_lines, published_before_line, result_line, status
     from pipeline.cluster.executor import open_executor
     from pipeline.engine.listing import is_many
     from pipeline.engine.receipt import to_json
@@ -179,13 +188,9 @@ def run(
         memory_bytes=settings.memory, chunk_bytes=settings.chunk_bytes, checksum=checksum, resume=resume
     )
     if len(inputs) > 1 or template is not None or is_many(inputs[0], kind):
-        for option, given in (
-            ("--preview", preview is not None),
-            ("--checksum", checksum),
-            ("--no-clobber", no_clobber),
-        ):
-            if given:
-                raise ParameterError(f"{option}: belongs to one input; leave it out")
+        _refuse_for_many(
+            (*inputs, output), {"--preview": preview is not None, "--checksum": checksum, "--no-clobber": no_clobber}
+        )
         run_many(
             workload, _parameters(workload, parameters), inputs, output, template, settings, options,
             dry_run=dry_run, as_json=as_json, quiet=quiet, kept=kept,
@@ -196,11 +201,11 @@ def run(
     if preview is not None:
         check_preview(spec, preview)
     slow = kind if isinstance(kind, Prefetches) else None
-    with (
-        slow.prefetch(spec) if slow else nullcontext(),
-        open_executor(settings, slow.modules(spec) if slow else ()) as executor,
-    ):
-        job = plan_job(spec, executor.device, options)
+    with ExitStack() as held:
+        with status(f"opening {printable(inputs[0].name)} and planning", shown=_on_terminal(quiet)):
+            held.enter_context(slow.prefetch(spec) if slow else nullcontext())
+            executor = held.enter_context(open_executor(settings, slow.modules(spec) if slow else ()))
+            job = plan_job(spec, executor.device, options)
         if dry_run:
             job.output.discard()
             plan = job.describe()
@@ -227,6 +232,19 @@ def run(
         say(to_json(receipt) if as_json else printable(line(receipt)) + replaced, besides=f"; {output} is complete")
 
 
+def _refuse_for_many(paths: Sequence[Path], given: Mapping[str, bool]) -> None:
+    """ParameterError for a URL, and for an option that belongs to a run of one input."""
+    if (url := next((each for each in paths if is_url(each)), None)) is not None:
+        raise ParameterError(f"{url}: several inputs are files, with results in a folder; run objects one by one")
+    if (option := next((name for name, is_given in given.items() if is_given), None)) is not None:
+        raise ParameterError(f"{option}: belongs to one input; leave it out")
+
+
+def _on_terminal(quiet: bool) -> bool:
+    """Whether to show progress."""
+    return not quiet and sys.stderr is not None and sys.stderr.isatty()
+
+
 def _announce(job: PlannedJob, quiet: bool) -> None:
     """What the user should know before work starts."""
     remarks = job.job.summary.remarks
@@ -250,7 +268,7 @@ def _carried_out(
     from pipeline.workloads.protocol import Progress
 
     output = job.spec.output
-    shown = not quiet and sys.stderr is not None and sys.stderr.isatty()
+    shown = _on_terminal(quiet)
     note = job.job.progress_note if isinstance(job.job, Progress) else lambda: ""
     with progress_bar(job.plan, printable(output.name), shown=shown, note=note) as bar:
         events = RunEvents(
@@ -286,7 +304,7 @@ def left_behind() -> list[str]:
     if _published:
         return [f"{_published[-1]} is complete"]
     found = ["nothing was published"] if _begun else []
-    if not kept and any(any(ledger_path(output).glob("chunks-*.json")) for output in _begun):
+    if not kept and any(any(ledger_path(output).glob("chunks-*.json")) for output in _begun if not is_url(output)):
         kept.append("what an earlier run has kept is still there for --resume")
     return [*found, *kept]
 
@@ -295,7 +313,7 @@ _VERIFY_OPTIONS = [
     click.Option(
         ["--chunks"], default="8", metavar="N|all", show_default=True, help="how many, chosen at random; or all"
     ),
-    click.Option(["--input", "moved_input"], type=FILE_PATH, help="where the input is now, if it has moved"),
+    click.Option(["--input", "moved_input"], type=FILE_OR_URL, help="where the input is now, if it has moved"),
     *_setting_options("device", "memory", "chunk_bytes", "threads"),
     _CONFIG,
     click.Option(["--json", "as_json"], is_flag=True, help="print JSON"),
@@ -303,7 +321,7 @@ _VERIFY_OPTIONS = [
 ]
 
 
-@click.command(params=[click.Argument(["output"], type=FILE_PATH), *_VERIFY_OPTIONS])
+@click.command(params=[click.Argument(["output"], type=FILE_OR_URL), *_VERIFY_OPTIONS])
 def verify(
     output: Path,
     chunks: str,
@@ -335,7 +353,7 @@ def verify(
     with kind.prefetch(recorded.spec) if isinstance(kind, Prefetches) else nullcontext():
         device = open_device("auto" if settings.device == "all" else settings.device, settings.threads)
         verification = Verification(recorded, device, options, count)
-    shown = not quiet and sys.stderr is not None and sys.stderr.isatty()
+    shown = _on_terminal(quiet)
     note = verification.job.progress_note if isinstance(verification.job, Progress) else lambda: ""
     with verification, progress_bar(verification.plan, printable(output.name), shown=shown, note=note) as bar:
         verified = verification.run(bar.written, bar.recut)

@@ -24,7 +24,7 @@ def _options(command: Callable[..., None]) -> Callable[..., None]:
     """Every setting as an option, without defaults: the environment or the file may set those that are not given."""
     for name, info in reversed(ServiceSettings.model_fields.items()):
         text = info.description or ""
-        if not info.is_required() and info.default is not None:
+        if not info.is_required() and str(info.default) not in ("None", "", "[]", "{}") and "[default:" not in text:
             text += f" [default: {info.default}]"
         command = click.option(f"--{name.replace('_', '-')}", name, help=text)(command)
     return click.option("--config", type=FILE_PATH, help="TOML file with any of the settings below")(command)

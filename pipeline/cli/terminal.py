@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import click
+
+from kernels.runtime import compiling
 from pipeline.config import format_bytes
 from pipeline.engine.devices.discovery import DeviceReport
+from pipeline.engine.receipt import verified
 from pipeline.errors import counted
 from pipeline.workloads.protocol import Chunk, Plan
 
@@ -22,10 +27,24 @@ class ProgressBar:
 
 
 @contextmanager
+def status(text: str, *, shown: bool) -> Iterator[None]:
+    """A line on stderr about what is done before there is anything to count; it is erased afterwards."""
+    if shown:
+        # Only one row can be erased.
+        room = shutil.get_terminal_size().columns - len(" …") - 1
+        click.echo(f"{text[:room]} …", err=True, nl=False)
+    try:
+        yield
+    finally:
+        if shown:
+            click.echo("\r\x1b[K", err=True, nl=False)
+
+
+@contextmanager
 def progress_bar(plan: Plan, title: str, *, shown: bool, note: Callable[[], str] = lambda: "") -> Iterator[ProgressBar]:
     """A bar on stderr with bytes done, bytes per second and the time left; call what this yields.
 
-    note : gives further text whenever the bar is drawn
+    note : gives further text whenever the bar is drawn, if kernels are not being compiled
     """
     if not shown:
         yield ProgressBar()
@@ -46,7 +65,9 @@ def progress_bar(plan: Plan, title: str, *, shown: bool, note: Callable[[], str]
 
     class NoteColumn(ProgressColumn):
         def render(self, task: Task) -> Text:
-            return Text(note())
+            if compiling.under_way():
+                return Text("compiling kernels (once)")
+            return Text("checking the result" if task.finished else note())
 
     console = Console(stderr=True)
     name = Column(no_wrap=True, max_width=console.width // 3)  # leave room for the other columns
@@ -111,11 +132,10 @@ def result_line(receipt: Mapping[str, Any]) -> str:
     rate = format_bytes((receipt["read_bytes"] + receipt["written_bytes"]) / max(seconds, 1e-9))
     halved = f" (halved {counted(receipt['halvings'], 'time')} to fit the device)" if receipt["halvings"] else ""
     filtered = receipt["image"].get("filtered along")
-    axes = f"; filtered along {filtered}" if filtered else ""
+    axes = f", filtered along {filtered}" if filtered else ""
     return (
         f"{receipt['output']}: {counted(receipt['chunks'], 'chunk')}{halved} on {receipt['device']['name']} "
-        f"in {seconds:.2f} s ({rate}/s in and out); {counted(audit['samples'], 'sample')} checked, "
-        f"worst error {audit['worst_error']:.3g}{axes}"
+        f"in {seconds:.2f} s ({rate}/s in and out){axes}; {verified(audit)}"
     )
 
 

@@ -127,7 +127,7 @@ class _Inputs(click.Argument):
 
 
 class RunGroup(WorkloadGroup):
-    path = local_commands.FILE_PATH
+    path = local_commands.FILE_OR_URL
 
     def inputs(self) -> click.Argument:
         return _Inputs(["inputs"], type=self.path, nargs=-1, metavar="INPUT…")
@@ -174,7 +174,9 @@ def _parameter_option(name: str, info: FieldInfo) -> click.Option:
     declared = [*(f"--{each.replace('_', '-')}" for each in spellings(name, info)), name]
     if info.annotation is bool:
         return click.Option(declared, is_flag=True, default=None, help=info.description)
-    choices = [each for each in _alternatives(info.annotation) if isinstance(each, str)]
+    alternatives = _alternatives(info.annotation)
+    # Of a number or a word, pydantic checks the number.
+    choices = [] if int in alternatives else [each for each in alternatives if isinstance(each, str)]
     text = info.description or ""
     kind = get_origin(info.annotation)
     several = kind in (dict, list)

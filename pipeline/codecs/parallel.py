@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 _MOST_THREADS = 32
+_WAITING_THREADS = 32
 _AT_ONCE_BYTES = 64 << 20
 
 
@@ -59,19 +60,20 @@ class _Work:
         self._last_left.acquire()
 
 
-# Waiting for calls to help with. By process: threads do not survive a fork.
-_queues: dict[int, SimpleQueue[_Work]] = {}
+# Waiting for calls to help with, by process, since threads do not survive a fork, and number of threads.
+_queues: dict[tuple[int, int], SimpleQueue[_Work]] = {}
 
 
-def for_each(work: Callable[[T], object], items: Sequence[T], nbytes: int = 0) -> None:
+def for_each(work: Callable[[T], object], items: Sequence[T], nbytes: int = 0, *, waits: bool = False) -> None:
     """Call `work` with each item, on this thread and on those of the pool that are free; returns once all are done.
 
     nbytes : memory that `work` takes for an item: few large ones are in work at once
+    waits  : `work` mostly waits, as for a server: more items are in work than there are cores
 
     The calling thread takes part, so calls may be nested and progress never depends on a free thread. Raises the first
     error; items that have not begun are then left out.
     """
-    threads = min(len(os.sched_getaffinity(0)), _MOST_THREADS)
+    threads = _WAITING_THREADS if waits else min(len(os.sched_getaffinity(0)), _MOST_THREADS)
     wanted = min(threads, len(items), max(_AT_ONCE_BYTES // max(nbytes, 1), 1))
     if wanted < 2:
         for item in items:
@@ -88,13 +90,13 @@ def for_each(work: Callable[[T], object], items: Sequence[T], nbytes: int = 0) -
 
 def _queue(threads: int) -> SimpleQueue[_Work]:
     """The queue of the pool, whose threads are started with it."""
-    process = os.getpid()
-    if process not in _queues:
+    pool = os.getpid(), threads
+    if pool not in _queues:
         made: SimpleQueue[_Work] = SimpleQueue()
-        if _queues.setdefault(process, made) is made:  # else another thread was first
+        if _queues.setdefault(pool, made) is made:  # else another thread was first
             for number in range(threads):
                 threading.Thread(target=_serve, args=(made,), name=f"codec-{number}", daemon=True).start()
-    return _queues[process]
+    return _queues[pool]
 
 
 def _serve(queue: SimpleQueue[_Work]) -> None:

@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
-from pipeline.errors import InputError
+from pipeline.errors import InputError, MillraceError
+from pipeline.formats.image.zarr import METADATA_NAMES, is_zarr
 from pipeline.storage.confinement import open_beneath
+from pipeline.storage.objects import ObjectPath
 
 # SHA-256 runs at 1 to 2 GB/s on one core: for larger inputs it would slow the job, and is computed only on request.
 HASHED_UP_TO_BYTES = 256 << 20
 BLOCK_BYTES = 1 << 20
+_REQUEST_BYTES = 8 << 20
 
 
 def input_version(path: Path) -> dict[str, Any]:
-    """What changes with an input: a file's size and time; for a folder, those of all files in it."""
+    """What changes with an input: a file's size and time; for a folder, those of all files in it.
+
+    For an object also its ETag; for a Zarr in an object store, those of its metadata alone.
+    """
+    if isinstance(path, ObjectPath):
+        return _objects_version(path)
     paths = sorted(each for each in path.rglob("*") if each.is_file()) if path.is_dir() else [path]
     listing, total, newest = hashlib.sha256(), 0, 0
     for each in paths:
@@ -34,12 +43,14 @@ class InputIdentity:
         """`version`: the `input_version` at planning; default: now."""
         self._path = path
         self._version = input_version(path) if version is None else version
-        self._is_folder = path.is_dir()
+        self._is_folder = isinstance(path, ObjectPath) or path.is_dir()
         self._inode = _inode(path)
         self._digest: str | None = None
         self._abandoned = threading.Event()
         self._thread: threading.Thread | None = None
-        if path.is_file() and (always_hash or self._version["bytes"] <= HASHED_UP_TO_BYTES):
+        # Of objects only on request: they would be transferred twice.
+        is_small = self._version["bytes"] <= HASHED_UP_TO_BYTES and not isinstance(path, ObjectPath)
+        if (always_hash or is_small) and path.is_file():
             self._thread = threading.Thread(target=self._hash, name="input-sha256", daemon=True)
 
     def __enter__(self) -> Self:
@@ -52,7 +63,11 @@ class InputIdentity:
 
     def check(self) -> None:
         """InputError if the input has changed since the job began."""
-        if self._path.exists() and input_version(self._path) != self._version:
+        if isinstance(self._path, ObjectPath):
+            with suppress(FileNotFoundError):
+                if input_version(self._path) != self._version:
+                    raise self._changed()
+        elif self._path.exists() and input_version(self._path) != self._version:
             raise self._changed()
 
     def check_untouched(self) -> None:
@@ -85,14 +100,39 @@ class InputIdentity:
     def _hash(self) -> None:
         digest = hashlib.sha256()
         try:
-            with open(self._path, "rb", buffering=0, opener=open_beneath) as file:
-                while block := file.read(BLOCK_BYTES):
-                    if self._abandoned.is_set():
-                        return
-                    digest.update(block)
-        except OSError:
+            for block in _blocks(self._path):
+                if self._abandoned.is_set():
+                    return
+                digest.update(block)
+        except (OSError, MillraceError):
             return  # the job reads the same file and reports the error
         self._digest = digest.hexdigest()
+
+
+def _blocks(path: Path) -> Iterator[bytes]:
+    if isinstance(path, ObjectPath):
+        for start in range(0, path.head()["size"], _REQUEST_BYTES):
+            yield from map(bytes, path.get_ranges([start], [_REQUEST_BYTES]))
+        return
+    with open(path, "rb", buffering=0, opener=open_beneath) as file:
+        while block := file.read(BLOCK_BYTES):
+            yield block
+
+
+def _objects_version(path: ObjectPath) -> dict[str, Any]:
+    """Of an object its size, time and ETag; of a Zarr those of its metadata, since listing chunks takes long."""
+    listing, total, newest, count = hashlib.sha256(), 0, 0, 0
+    for each in (path / name for name in METADATA_NAMES) if is_zarr(path) else [path]:
+        try:
+            found = each.head()
+        except FileNotFoundError:
+            if each == path:
+                raise
+            continue
+        nanoseconds = round(found["last_modified"].timestamp() * 10**9)
+        listing.update(f"{each}\0{found['size']}\0{nanoseconds}\0{found['e_tag']}\0".encode())
+        total, newest, count = total + found["size"], max(newest, nanoseconds), count + 1
+    return {"bytes": total, "files": count, "mtime_ns": newest, "listing_sha256": listing.hexdigest()}
 
 
 def _inode(path: Path) -> tuple[int, int] | None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import io
 import json
 import os
 import re
@@ -35,7 +36,9 @@ from pipeline import __version__
 from pipeline.engine.identity import input_version
 from pipeline.errors import OutputError, ParameterError
 from pipeline.storage.confinement import in_its_folder, open_beneath, open_new, resolved
+from pipeline.storage.objects import ObjectPath, buffer_of
 from pipeline.storage.partial import partial_path, samples_path, settle_older, sync_folder
+from pipeline.storage.partial_objects import ROOT, is_published, partial_objects
 from pipeline.storage.writable import writing
 from pipeline.workloads.paths import ledger_path
 from pipeline.workloads.protocol import Budget, JobSpec, Plan
@@ -67,7 +70,7 @@ def job_identity(spec: JobSpec, version: Mapping[str, Any], budget: Budget, plan
         "millrace": __version__,
         "workload": spec.workload,
         "parameters": json.loads(json.dumps(spec.parameters.in_force())),
-        "input": {"path": os.path.realpath(spec.input), **version},
+        "input": {"path": str(resolved(spec.input)), **version},
         "cut": vars(budget),
         "chunks": len(plan.chunks),
         "regions_sha256": regions,
@@ -125,12 +128,14 @@ class Ledger:
 
     @property
     def exists(self) -> bool:
+        if isinstance(self.folder, ObjectPath):
+            return (self.folder / _JOB).exists()
         return self.folder.is_dir() and not self.folder.is_symlink()
 
     @property
     def begun(self) -> bool:
         """Whether it has a `job.json`: a run killed while creating or removing the folder leaves none."""
-        return self.exists and os.path.lexists(self.folder / _JOB)
+        return self.exists and (isinstance(self.folder, ObjectPath) or os.path.lexists(self.folder / _JOB))
 
     @property
     def is_this_runs(self) -> bool:
@@ -141,9 +146,10 @@ class Ledger:
     def create(self) -> None:
         """Create the folder for a first run, in place of an older one."""
         self.remove()
-        with writing(self.folder), in_its_folder(self.folder) as here:
-            here.mkdir()
-            sync_folder(here.parent)
+        if not isinstance(self.folder, ObjectPath):
+            with writing(self.folder), in_its_folder(self.folder) as here:
+                here.mkdir()
+                sync_folder(here.parent)
         self._begin_run([])
 
     def create_once(self) -> None:
@@ -220,7 +226,7 @@ class Ledger:
         """A chunk's state; None if there is none, or it is damaged."""
         try:
             with (
-                open(self.folder / _ITERATE.format(chunk=chunk), "rb", opener=open_beneath) as file,
+                _opened(self.folder / _ITERATE.format(chunk=chunk)) as file,
                 np.load(file, allow_pickle=False) as saved,
             ):
                 return dict(saved)
@@ -265,6 +271,10 @@ class Ledger:
 
     def remove(self) -> None:
         """Remove the folder, if it exists. OutputError if something else has its name."""
+        if isinstance(self.folder, ObjectPath):
+            (self.folder / _JOB).unlink(missing_ok=True)
+            self.folder.remove_below()
+            return
         if not os.path.lexists(self.folder):
             return
         self.refuse_others()
@@ -277,7 +287,7 @@ class Ledger:
         """OutputError if something else has its name, or is in its folder."""
         if not self.exists:
             raise OutputError(f"{self.folder}: has the ledger's name but is none; remove or rename it")
-        strange = next((path for path in self.folder.iterdir() if not _OURS.fullmatch(path.name)), None)
+        strange = next((path for path in self.folder.glob("*") if not _OURS.fullmatch(path.name)), None)
         if strange is not None:
             raise OutputError(f"{strange}: is in the ledger's folder but is no part of it; remove or rename it")
 
@@ -299,6 +309,12 @@ def remove_leftovers(output: Path) -> None:
     ledger = Ledger(output, {})
     if not ledger.exists:
         return  # a file with the name of a partial output is then not ours
+    if isinstance(final, ObjectPath):
+        if not is_published(final):
+            final.remove_below(ROOT)
+        partial_objects(final).remove_below()
+        ledger.remove()
+        return
     for path in _partials(final):
         with writing(final), in_its_folder(path) as here:
             shutil.rmtree(here) if here.is_dir() and not here.is_symlink() else here.unlink(missing_ok=True)
@@ -312,6 +328,8 @@ def _partials(final: Path) -> tuple[Path, Path]:
 
 def _seal(output: Path) -> dict[str, Any]:
     """An identity that survives renaming, but not a change of the output."""
+    if isinstance(output, ObjectPath):
+        return {"metadata_sha256": hashlib.sha256((output / ROOT).read_bytes()).hexdigest()}
     return {"inode": output.stat().st_ino, **input_version(output)}
 
 
@@ -348,6 +366,9 @@ def _write(path: Path, content: Mapping[str, Any]) -> None:
 
 def _write_file(path: Path, write: Callable[[IO[bytes]], object]) -> None:
     """Write atomically and durably: first the content, then the name in the folder."""
+    if isinstance(path, ObjectPath):
+        path.write_bytes(buffer_of(write))
+        return
     with in_its_folder(path) as here:
         temporary = here.with_name(f".{path.name}.{threading.get_native_id()}")
         with open(temporary, "wb", opener=open_new) as file:
@@ -358,9 +379,15 @@ def _write_file(path: Path, write: Callable[[IO[bytes]], object]) -> None:
         sync_folder(here.parent)
 
 
+def _opened(path: Path) -> IO[bytes]:
+    if isinstance(path, ObjectPath):
+        return io.BytesIO(path.read_bytes())
+    return open(path, "rb", opener=open_beneath)
+
+
 def _read(path: Path) -> dict[str, Any] | None:
     try:
-        with open(path, encoding="utf-8", opener=open_beneath) as file:
+        with _opened(path) as file:
             found = json.load(file)
     except (OSError, ValueError):
         return None

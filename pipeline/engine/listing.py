@@ -17,6 +17,7 @@ from pipeline.formats.image.base import ImageReader
 from pipeline.formats.image.file_list import SUFFIX, ListedFile, StoredSamples
 from pipeline.formats.image.zarr import is_zarr
 from pipeline.storage.confinement import open_beneath
+from pipeline.storage.objects import ObjectPath
 from pipeline.storage.positional import reading
 from pipeline.workloads import Workload
 
@@ -49,6 +50,8 @@ def takes_images(workload: Workload) -> bool:
 
 def is_many(given: Path, workload: Workload) -> bool:
     """Whether an input argument stands for many files: a pattern, or a folder of images."""
+    if isinstance(given, ObjectPath):
+        return "*" in given.key
     if os.path.lexists(given):
         return takes_images(workload) and given.is_dir() and not is_zarr(given)
     pattern = str(given)

@@ -15,7 +15,8 @@ from pipeline import __version__
 from pipeline.engine.ledger import Entry
 from pipeline.engine.planned import PlannedJob
 from pipeline.engine.stages import StageRecord
-from pipeline.errors import MillraceError, StorageError
+from pipeline.errors import MillraceError, StorageError, counted
+from pipeline.storage.objects import ObjectPath
 from pipeline.storage.partial import PartialFile
 from pipeline.workloads.paths import receipt_path
 from pipeline.workloads.protocol import Audit
@@ -66,11 +67,40 @@ def make_receipt(
     }
 
 
+# Of the unit of an audit's error: the values that are compared, and the unit in a sentence.
+_AUDITED = {
+    "sample values": ("pixel", "of a step"),
+    "relative to the window's largest value": ("pixel", "of the window's largest value"),
+    "relative to the largest value": ("pixel", "of the largest value"),
+    "relative to the sum of the terms' sizes": ("point", "of the sum of the terms' sizes"),
+    "relative to the field of unordered charges": ("point", "of the field of unordered charges"),
+    "k-space samples, relative to the sum of the pixels' magnitudes": (
+        "k-space sample", "of the sum of the pixels' magnitudes",
+    ),
+}  # fmt: skip
+
+
+def verified(audit: Mapping[str, Any]) -> str:
+    """A receipt's audit in words."""
+    unit = audit.get("unit", "")
+    noun, part = _AUDITED.get(unit, ("value", unit))
+    count, worst = counted(audit["samples"], noun), audit["worst_error"]
+    if worst == 0:
+        return f"{count} verified, all exact"
+    if part == "of a step" and worst <= 0.5:
+        return f"{count} verified, all within rounding ({worst:.3g} {part})"
+    return f"{count} verified, worst error {worst:.3g} {part}".rstrip() + f" (tolerated: {audit['tolerance']:.3g})"
+
+
 def write_receipt(output: Path, receipt: Mapping[str, Any]) -> None:
     """Write the receipt beside the output, atomically."""
     text = (to_json(receipt) + "\n").encode()
+    path = receipt_path(output)
     try:
-        file = PartialFile(receipt_path(output), len(text))
+        if isinstance(path, ObjectPath):
+            path.write_bytes(text)
+            return
+        file = PartialFile(path, len(text))
         try:
             file.write_at(0, text)
             file.publish()

@@ -36,7 +36,9 @@ from pipeline.errors import (
 )
 from pipeline.formats.image.preview import write_preview as draw_image
 from pipeline.storage.confinement import open_beneath
+from pipeline.storage.objects import ObjectPath
 from pipeline.storage.partial import Opening, PartialFile, behind_link, partial_path, samples_path
+from pipeline.storage.partial_objects import is_published
 from pipeline.workloads import Budget, Chunk, JobSpec, OpenJob, Plan, Workload, workload_named
 from pipeline.workloads.many_files import open_job
 from pipeline.workloads.paths import receipt_path
@@ -241,7 +243,11 @@ def _entered(job: PlannedJob, options: RunOptions, events: RunEvents) -> Iterato
             ledger.remove()
         yield ledger, entries
     except BaseException as error:
-        kept = sum(len(entry.chunks) for entry in ledger.entries())
+        try:
+            kept = sum(len(entry.chunks) for entry in ledger.entries())
+        except StorageError:  # an object store that does not answer may hold some
+            job.output.keep()
+            raise error from None
         if (kept or ledger.has_iterates) and not isinstance(error, UserError | AuditError):
             job.output.keep()
             events.on_kept(kept, ledger.identity["chunks"])  # current: chunks may have been halved
@@ -314,11 +320,16 @@ def finished_before(output: Path, job: str) -> dict[str, Any] | None:
 
 def _receipt_beside(output: Path) -> dict[str, Any] | None:
     try:
-        with open(receipt_path(output), encoding="utf-8", opener=open_beneath) as file:
-            receipt = json.load(file)
+        path = receipt_path(output)
+        if isinstance(path, ObjectPath):
+            receipt = json.loads(path.read_bytes())
+        else:
+            with open(path, encoding="utf-8", opener=open_beneath) as file:
+                receipt = json.load(file)
     except (OSError, ValueError):
         return None
-    return receipt if isinstance(receipt, dict) and output.exists() else None
+    exists = is_published(output) if isinstance(output, ObjectPath) else output.exists()
+    return receipt if isinstance(receipt, dict) and exists else None
 
 
 def stream_on_device(job: PlannedJob, plan: Plan, ledger: Ledger, events: RunEvents) -> StageRecord:

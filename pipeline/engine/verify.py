@@ -37,6 +37,8 @@ from pipeline.engine.run import RunOptions, halved, plan_job
 from pipeline.errors import AuditError, InputError, OutOfDeviceMemory, ResultError, counted
 from pipeline.formats.image import open_image
 from pipeline.formats.image.base import Region
+from pipeline.storage.objects import ObjectPath, path_named
+from pipeline.storage.partial_objects import ROOT
 from pipeline.storage.positional import reading
 from pipeline.workloads import Chunk, JobSpec, OpenJob, Plan, Workload, workload_named
 from pipeline.workloads.paths import receipt_path
@@ -67,13 +69,13 @@ def recorded_job(output: Path, moved_input: Path | None = None) -> RecordedJob:
     """
     path = receipt_path(output)
     with reading(output):
-        output.stat()
+        (output / ROOT if isinstance(output, ObjectPath) else output).stat()
     with reading(path):
         content = path.read_bytes()
     try:
         receipt = json.loads(content)
         identity, name, in_force = receipt["input"], receipt["workload"], receipt["parameters"]
-        source, tolerance = Path(identity["path"]), float(receipt["audit"]["tolerance"])
+        source, tolerance = path_named(identity["path"]), float(receipt["audit"]["tolerance"])
         request = receipt.get("request")
         _ = dict(in_force), dict(request or {}), int(identity["bytes"]), float(identity["mtime"])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -119,7 +121,7 @@ def refuse_changed_input(path: Path, version: Mapping[str, Any], recorded: Mappi
     """
     sha256, listing = recorded.get("sha256"), recorded.get("listing_sha256")
     same = version["bytes"] == recorded["bytes"]
-    if same and sha256 is not None and path.is_file():
+    if same and sha256 is not None and not isinstance(path, ObjectPath) and path.is_file():
         with reading(path), path.open("rb") as file:
             same = hashlib.file_digest(file, "sha256").hexdigest() == sha256
     elif same and listing is not None:

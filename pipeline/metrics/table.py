@@ -192,7 +192,7 @@ TABLE = (
         "service and worker",
     ),
     Metric(
-        "millrace_build_info", "gauge", "1", ("version",), "Always 1; the label says which version runs.",
+        "millrace_build_info", "gauge", "1", ("version",), "Always 1; the label is the version that runs.",
         "service and worker",
     ),
 )  # fmt: skip
@@ -201,7 +201,7 @@ ROWS = {row.name: row for row in TABLE}
 
 def as_markdown() -> str:
     """The table in docs/metrics.md."""
-    lines = ["| Metric | Type | Unit | Labels | Served by | What it says |", "|---|---|---|---|---|---|"]
+    lines = ["| Metric | Type | Unit | Labels | Served by | Meaning |", "|---|---|---|---|---|---|"]
     for row in TABLE:
         labels = ", ".join(f"`{label}`" for label in row.labels) or "–"
         lines.append(f"| `{row.name}` | {row.kind} | {row.unit} | {labels} | {row.served} | {row.help} |")

@@ -11,6 +11,7 @@ from pipeline.service.http.access import Gate
 from pipeline.service.http.admin import accounts, admin
 from pipeline.service.http.api import probes, v1
 from pipeline.service.http.app_state import Service
+from pipeline.service.http.data import data
 from pipeline.service.http.problems import MEDIA_TYPE, Problem, install
 from pipeline.service.http.recent import RecentAnswers
 from pipeline.service.web.pages import add_pages
@@ -31,6 +32,7 @@ def make_app(service: Service) -> FastAPI:
     app.add_middleware(Gate, loopback_alone=service.settings.is_open_to_all, proxies=service.proxies)
     app.state.service = service
     app.include_router(v1)
+    app.include_router(data)
     app.include_router(accounts)
     app.include_router(admin)
     app.include_router(probes)

@@ -195,7 +195,8 @@ class LeaseLost:
 
 @dataclass(frozen=True)
 class Died:
-    """A process that worked on the job has died, maybe because of it. `what`: the server, or the job's own process."""
+    """A process that worked on the job has died, maybe because of it. `what`: the server, which was not killed from
+    outside, or the job's own process."""
 
     epoch: int
     what: str

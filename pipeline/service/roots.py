@@ -1,4 +1,7 @@
-"""The files that jobs may read and write: those under the configured data roots, symlinks resolved."""
+"""The files and objects that jobs may read and write: those under the configured data roots, symlinks resolved.
+
+Roots are folders, or URLs of an object store. A URL has no links, so comparing its parts is enough.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from pipeline.errors import InputError, OutputError, ParameterError
 from pipeline.formats.cfl import files_of
 from pipeline.formats.image.zarr import is_zarr
 from pipeline.storage.confinement import Confinement, confine
+from pipeline.storage.objects import ObjectPath, is_url
 from pipeline.storage.positional import reading
 
 
@@ -25,30 +29,36 @@ class DataRoots:
         groups: Mapping[str, Sequence[Path]] | None = None,
         working_folder: Path | None = None,
     ) -> None:
-        """but            : the service's state folder: jobs may not use its files even if it lies under a root
+        """roots          : folders, and ObjectPaths
+        but            : the service's state folder: jobs may not use its files even if it lies under a root
         groups         : roots that take the place of these, for the jobs of some groups
-        working_folder : where the workloads find relative paths; default: the first root
+        working_folder : where the workloads find relative paths; default: the first folder
 
         Raises ParameterError without a root, if one cannot be used as a folder, or if others could use a group's.
         """
         if not roots:
             raise ParameterError("data_roots: name at least one folder whose files jobs may read and write")
-        for root in roots:
+        urls = [root for root in roots if isinstance(root, ObjectPath)]
+        folders = [root for root in roots if not isinstance(root, ObjectPath)]
+        for root in folders:
             try:
                 os.stat(f"{root}/.")  # noqa: PTH116 - Path drops the dot, which needs search permission only
             except OSError as error:
                 raise ParameterError(
                     f"data_roots: {root} cannot be used as a folder ({error.strerror}); correct that, or choose another"
                 ) from error
-        self.roots = tuple(Path(os.path.realpath(root)) for root in roots)
-        for root in self.roots:
-            if not _is_text(root):
+        self._folders = [Path(os.path.realpath(root)) for root in folders]
+        self._urls = urls
+        self.roots: tuple[Path, ...] = (*self._folders, *urls)
+        for root in self._folders:
+            if not is_text(root):
                 raise ParameterError(
                     f"data_roots: the name {str(root)!a} is not UTF-8 and cannot be sent in an answer; rename it"
                 )
-        names = (*(root.absolute() for root in roots), *self.roots)
+        names = (*(root.absolute() for root in folders), *self._folders)
         self._confinement = Confinement(tuple(dict.fromkeys(names)), but and but.absolute())
-        self._working_folder = working_folder or self.roots[0]
+        self.folder = self._folders[0] if self._folders else None
+        self._working_folder = working_folder or self.folder
         self._groups = {
             group: DataRoots(own, but=but, working_folder=self._working_folder) for group, own in (groups or {}).items()
         }
@@ -64,6 +74,12 @@ class DataRoots:
     def of(self, group: str) -> DataRoots:
         """Those of a group's jobs."""
         return self._groups.get(group, self)
+
+    def seen_by(self, groups: Iterable[str] | None) -> list[DataRoots]:
+        """Those of these groups, each once; None: of all groups."""
+        if groups is None:
+            return [self, *self._groups.values()]
+        return list({id(each): each for each in map(self.of, groups)}.values())
 
     def holds(self, path: Path) -> bool:
         """Whether a job of any group may use that file."""
@@ -116,14 +132,17 @@ class DataRoots:
         only names under the roots are checked again when they are opened."""
         for path in files:
             resolved = self.within(str(path))
-            if self._working_folder != self.roots[0] and not path.is_absolute():
+            assert self.folder is not None, "it holds a file"
+            if self._working_folder != self.folder and not path.is_absolute():
                 raise InputError(f"{path}: among parameters, name a file by its whole path, {resolved}")
-            if self._confinement.place_of(str(self.roots[0] / path)) is None:
+            if self._confinement.place_of(str(self.folder / path)) is None:
                 raise InputError(f"{path}: leads into the service's data roots from outside; name it {resolved}")
-            self._check_parts(self.roots[0] / path)  # unresolved: the other file of a pair lies beside this name
+            self._check_parts(self.folder / path)  # unresolved: the other file of a pair lies beside this name
 
     def _check_parts(self, path: Path) -> None:
         """InputError if reading this path would read a file outside the roots."""
+        if isinstance(path, ObjectPath):
+            return
         with reading(path):
             if is_zarr(path):
                 self._check_links(path)
@@ -151,11 +170,17 @@ class DataRoots:
                         pending.append(found)
 
     def _resolved(self, name: str) -> Path | None:
-        """The path, relative names from the first root. None if it is outside the roots, or not a valid path."""
-        if "\0" in name or not name.strip():
+        """The path, relative names from the first folder. None if it is outside the roots, or not a valid path.
+
+        InputError for a URL with credentials.
+        """
+        if is_url(name):
+            path = ObjectPath.of(name)
+            return path if any(path.is_relative_to(root) for root in self._urls) else None
+        if "\0" in name or not name.strip() or self.folder is None:
             return None
         try:
-            resolved = Path(os.path.realpath(self.roots[0] / name))
+            resolved = Path(os.path.realpath(self.folder / name))
         except (OSError, ValueError):  # a loop of symlinks; characters that a file system refuses
             return None
         return resolved if self._confinement.holds(str(resolved)) else None
@@ -164,7 +189,8 @@ class DataRoots:
         return ", ".join(map(str, self.roots))
 
 
-def _is_text(path: Path) -> bool:
+def is_text(path: Path | str) -> bool:
+    """Whether a name is UTF-8, as answers are."""
     try:
         str(path).encode()
     except UnicodeEncodeError:

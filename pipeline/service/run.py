@@ -118,6 +118,11 @@ class Run:
     def epoch(self) -> int:
         return self.claimed.job.epoch
 
+    @property
+    def has_progressed(self) -> bool:
+        """Whether the store knows of a chunk that this run finished."""
+        return self._told_at > 0
+
     def under_way(self) -> UnderWay | None:
         """Progress; None before the first chunk."""
         record = self._record

@@ -21,7 +21,19 @@ from pipeline.engine.run import finished_before
 from pipeline.errors import MillraceError, ServiceRefused, StorageError
 from pipeline.service.cleanup import Cleanup
 from pipeline.service.job_process import JobProcesses
-from pipeline.service.jobs import Action, Died, Discard, Event, Failed, Job, LeaseLost, Progressed, Published, Stop
+from pipeline.service.jobs import (
+    MOST_DEATHS,
+    Action,
+    Died,
+    Discard,
+    Event,
+    Failed,
+    Job,
+    LeaseLost,
+    Progressed,
+    Published,
+    Stop,
+)
 from pipeline.service.roots import DataRoots
 from pipeline.service.run import Run, UnderWay
 from pipeline.service.store import Facts, Store, StoredJob
@@ -37,6 +49,8 @@ CLOCK_OFF_S, DOUBT_S = 7 * 86_400.0, 86_400.0
 LATELY_S = 600.0
 # Planning for an estimate may take so long.
 ESTIMATE_S = 20.0
+# So long may a job that is suspected of crashes keep others waiting.
+ALONE_S = 30.0
 # A run is not preempted sooner, so that each run makes progress.
 LEAST_RUN_S = 60.0
 # Pause in claiming after one failure that is not a job's fault, and after many in a row.
@@ -141,18 +155,21 @@ class Runner:
         self._draining = threading.Event()
         self._dispatcher = threading.Thread(target=self._dispatch, name="dispatcher", daemon=True)
 
-    def start(self) -> None:
-        """Starts, taking over the jobs of a killed server. No other runner may use this store."""
+    def start(self, *, crashed: bool = False) -> None:
+        """Starts, taking over the jobs of a killed server. No other runner may use this store.
+
+        crashed : that server ended by itself, maybe because of a job
+        """
         newest = self._store.newest_event()  # before others are written by this clock
         self._clock = ClockCheck(time.time() if newest is None else newest, time.monotonic())
         cancelled = self._store.lately_cancelled(LATELY_S)
         for job, epoch in self._store.lost(self.name, now=time.time(), lease_s=LEASE_S, others_too=True):
-            self._take_over(job, epoch)
+            self._take_over(job, epoch, crashed)
         for job in cancelled:  # the kill may have interrupted the removal
             self.act(job, (Discard(),))
         self._dispatcher.start()
 
-    def _take_over(self, job: str, epoch: int) -> None:
+    def _take_over(self, job: str, epoch: int, crashed: bool) -> None:
         receipt, found = None, self._store.job(job)
         if found.job.state is State.PUBLISHING:
             with suppress(MillraceError):
@@ -160,7 +177,7 @@ class Runner:
         if receipt is not None:  # the result is published, which is too late for a cancellation
             self._tell(job, Published(epoch), Facts(receipt=receipt))
         else:
-            self._tell(job, Died(epoch, "the server"))
+            self._tell(job, Died(epoch, "the server") if crashed else LeaseLost(epoch))
 
     def wake(self) -> None:
         """Looks for claimable jobs now."""
@@ -251,8 +268,20 @@ class Runner:
             not self._draining.is_set()
             and self.running < self._limits.jobs_at_once
             and not self._to_be_alone & self._runs.keys()
+            and not self._has_suspect()
             and self._backoff.is_over
             and self._has_workers()
+        )
+
+    def _has_suspect(self) -> bool:
+        """Whether a job has begun that its next death would fail: beside it, others would be blamed for that death."""
+        with self._lock:
+            runs = list(self._runs.values())
+        return any(
+            run.claimed.job.deaths == MOST_DEATHS - 1
+            and not run.has_progressed
+            and time.monotonic() - run.started < ALONE_S
+            for run in runs
         )
 
     def _preempt(self, now: float) -> None:

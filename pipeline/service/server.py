@@ -37,7 +37,7 @@ from pipeline.service.job_process import JobProcesses
 from pipeline.service.roots import DataRoots
 from pipeline.service.runner import Limits, Runner
 from pipeline.service.settings import AUDIT, JOBS, ServiceSettings
-from pipeline.service.state_folder import sole_server
+from pipeline.service.state_folder import noting_crashes, sole_server
 from pipeline.service.store import Store
 from pipeline.service.tls import Renewal, check_certificate, warn_if_plain
 from pipeline.service.webhooks import Webhooks, check_webhook, read_secret
@@ -78,13 +78,17 @@ def serve(settings: ServiceSettings, *, on_ready: Callable[[str], None] = lambda
         LOG.warning("%s", line)
     with ExitStack() as stack:
         stack.enter_context(sole_server(settings.state_dir))
+        crash = stack.enter_context(noting_crashes(settings.state_dir))
+        if crash is not None:
+            LOG.error("the last server crashed (%s)", crash)
         previews = _previews_folder(settings.state_dir)
         audit = stack.enter_context(_audited(settings, roots))
         listener = stack.enter_context(_listening(settings))
         secret = read_secret(settings.webhook_secret_file) if settings.webhook_secret_file is not None else None
         store = Store(settings.state_dir / JOBS, webhook=settings.webhook_url, quota_days=settings.quota_days)
         stack.callback(store.close)
-        os.chdir(roots.roots[0])  # for relative paths, also in a job's parameters
+        if roots.folder is not None:
+            os.chdir(roots.folder)  # for relative paths, also in a job's parameters
         executor = stack.enter_context(_open_workers(_executor_settings(settings)))
         workers = stack.enter_context(watched(executor.device))
         threading.Thread(target=_settle, name="settle").start()
@@ -117,7 +121,7 @@ def serve(settings: ServiceSettings, *, on_ready: Callable[[str], None] = lambda
             )
         )  # fmt: skip
         server.stopping, server.closing, server.watchdog = stopping, over, systemd.Watchdog()
-        runner.start()
+        runner.start(crashed=crash is not None)
         if secret is not None:
             webhooks = Webhooks(store, secret, partial(_may_be_told, settings))
             stack.callback(webhooks.close)

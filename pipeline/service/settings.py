@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator
 
 from pipeline.api_models import LEAST_MEMORY_BYTES, JobLimits
 from pipeline.config import (
@@ -21,20 +21,35 @@ from pipeline.config import (
     format_bytes,
     format_seconds,
     merged,
+    named,
     parse_bytes,
     parse_seconds,
     whole,
 )
-from pipeline.errors import ParameterError
+from pipeline.errors import InputError, ParameterError
+from pipeline.storage.objects import ObjectPath, is_url
 
 JOBS, AUDIT = "jobs.sqlite", "audit.jsonl"  # in the state_dir
 _MOST_OF_A_DATABASES_PATH = 504  # bytes: SQLite's 512, less the end of its log's name
 LOOPBACKS = ("127.0.0.1", "::1", "localhost")
 
 
+# A URL, whose own colons precede // or a port; or the name of a folder.
+_ROOT = re.compile(r"(?:s3|gs|az|https?)://[^:]*(?::\d+(?:/[^:]*)?(?![^:]))?|[^:]+", re.IGNORECASE)
+
+
 def _listed(value: Any) -> Any:
-    """Splits folders at colons, as in PATH."""
-    return [part for part in value.split(":") if part] if isinstance(value, str) else value
+    """Splits folders and URLs at colons, as in PATH."""
+    return _ROOT.findall(value) if isinstance(value, str) else value
+
+
+def _root(value: Any) -> Path:
+    """A folder's whole path, or the URL of objects."""
+    value = named(value)
+    try:
+        return ObjectPath.of(str(value)) if is_url(value) else _absolute(Path(value))
+    except InputError as error:
+        raise ValueError(str(error)) from error
 
 
 def _listed_by_commas(value: Any) -> Any:
@@ -102,6 +117,7 @@ def _header(value: str) -> str:
 
 _Header = Annotated[str, AfterValidator(_header)]
 _Folder = Annotated[NamedPath, AfterValidator(_absolute)]
+_Root = Annotated[Path, PlainValidator(_root)]
 _Count = Annotated[int, BeforeValidator(whole)]
 _Seconds = Annotated[float | None, BeforeValidator(parse_seconds)]
 _Bytes = Annotated[int | None, BeforeValidator(parse_bytes)]
@@ -164,11 +180,11 @@ class ServiceSettings(StateSettings):
 
     model_config = ConfigDict(extra="forbid")
 
-    data_roots: Annotated[list[_Folder], BeforeValidator(_listed)] = Field(
-        description="folders whose files jobs may read and write, separated by colons"
+    data_roots: Annotated[list[_Root], BeforeValidator(_listed)] = Field(
+        description="folders, and URLs as s3://BUCKET/PREFIX, whose files jobs may read and write, separated by colons"
     )
     group_roots: Annotated[
-        dict[str, Annotated[list[_Folder], BeforeValidator(_listed)]], BeforeValidator(_table("GROUP=FOLDER:FOLDER,…"))
+        dict[str, Annotated[list[_Root], BeforeValidator(_listed)]], BeforeValidator(_table("GROUP=FOLDER:FOLDER,…"))
     ] = Field(
         {}, description="folders that take the place of the data roots for the jobs of a group: GROUP=FOLDER:FOLDER,…"
     )

@@ -1,13 +1,14 @@
-"""The state folder of a service: its lock, and copies of its database while the service runs."""
+"""The state folder of a service: its lock, how its last server ended, and copies of its database while one runs."""
 
 from __future__ import annotations
 
+import faulthandler
 import fcntl
 import os
 import shutil
 import sqlite3
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from pipeline.service.settings import JOBS
 from pipeline.service.store.statements import migrate, storing
 
 _BESIDE = ("-wal", "-shm")
+CRASH = "crash.log"
+_BOOT, _COUNTERS = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/vmstat")
 
 
 @contextmanager
@@ -43,6 +46,51 @@ def sole_server(state_dir: Path) -> Iterator[None]:
                 f"state_dir {state_dir}: cannot be locked ({error.strerror}); choose one on a local disk"
             ) from error
         yield
+
+
+@contextmanager
+def noting_crashes(state_dir: Path) -> Iterator[str | None]:
+    """Yields how the folder's last server crashed, in a few words; None if it did not. Notes the same of this one.
+
+    A crash is a fatal signal, whose traceback is kept in crash.log.1, or an end after the system killed processes for
+    want of memory. A server that was killed from outside, or lost its power, has not crashed: no job is to blame.
+
+    Raises StorageError if the disk fails.
+    """
+    path, kept = state_dir / CRASH, state_dir / f"{CRASH}.1"
+    try:
+        head, _, trace = path.read_text(errors="replace").partition("\n") if path.exists() else ("", "", "")
+        if trace:
+            path.replace(kept)
+        file = path.open("w")
+        file.write(f"{_memory_kills()}\n")
+        file.flush()
+    except OSError as error:
+        raise StorageError(f"{path}: {error.strerror}; choose another state_dir") from error
+    was_enabled = faulthandler.is_enabled()
+    with file:
+        faulthandler.enable(file)
+        try:
+            yield f"{trace.partition(chr(10))[0]}; see {kept}" if trace else _ended_for_memory(head)
+        finally:
+            faulthandler.disable()
+            if was_enabled:
+                faulthandler.enable()
+    path.unlink(missing_ok=True)
+
+
+def _memory_kills() -> str:
+    """This boot of the system, and how many processes it has killed for want of memory."""
+    with suppress(OSError):
+        counters = dict(line.split() for line in _COUNTERS.read_text(encoding="ascii").splitlines())
+        return f"{_BOOT.read_text(encoding='ascii').strip()} {counters.get('oom_kill', '0')}"
+    return ""
+
+
+def _ended_for_memory(noted: str) -> str | None:
+    boot, _, kills = noted.partition(" ")
+    now, _, more = _memory_kills().partition(" ")
+    return "out of memory" if kills and boot == now and int(more) > int(kills) else None
 
 
 def back_up(state_dir: Path, target: Path) -> None:

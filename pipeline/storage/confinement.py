@@ -21,10 +21,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import MillraceError
+from pipeline.errors import InputError, MillraceError
+from pipeline.storage.objects import ObjectPath
 
 _STATE_FILES = ("lock", "previews")
-_STATE_PREFIXES = ("jobs.sqlite", "audit.jsonl")
+_STATE_PREFIXES = ("jobs.sqlite", "audit.jsonl", "crash.log")
 _FOLDER = os.O_PATH | os.O_DIRECTORY
 _KEPT_OPEN = 3  # folders of a thread
 _WRITTEN_AT_ONCE = 512  # buffers, of the 1,024 that the system takes
@@ -85,7 +86,7 @@ def is_confined(path: Path) -> bool:
 
 def resolved(path: Path) -> Path:
     """The path without symbolic links. Of a job of the service it is already: a link there now is not followed."""
-    return path if _confining(path) else Path(os.path.realpath(path))
+    return path if isinstance(path, ObjectPath) or _confining(path) else Path(os.path.realpath(path))
 
 
 def open_beneath(path: Path | str, flags: int, mode: int = 0o777) -> int:
@@ -93,6 +94,7 @@ def open_beneath(path: Path | str, flags: int, mode: int = 0o777) -> int:
 
     OSError (EXDEV) if the path is confined and leads out of the roots; links that stay under them are followed.
     """
+    _refuse_object(path)
     found = _confining(path)
     if not found:
         return os.open(path, flags, mode)
@@ -118,6 +120,7 @@ def by_descriptor(path: Path) -> Iterator[Path]:
 
     A confined path is opened by `open_beneath`; it must be a file or a folder. Others stay as they are.
     """
+    _refuse_object(path)
     if not _confining(path):
         yield path
         return
@@ -285,6 +288,11 @@ def _confining(path: Path | str) -> list[tuple[Confinement, str]]:
     name = os.fspath(path)
     places = ((confinement, confinement.place_of(name)) for confinement in list(_known.values()))
     return [(confinement, place) for confinement, place in places if place is not None]
+
+
+def _refuse_object(path: Path | str) -> None:
+    if isinstance(path, ObjectPath):
+        raise InputError(f"{path}: only images are read from an object store; copy it to a file first")
 
 
 def _leads_out(path: Path | str) -> OSError:

@@ -182,6 +182,11 @@ class PartialFolder(SharedDescriptor):
         with self._in_use() as descriptor:
             return open_within(descriptor, name, flags, make_folders=make_folders)
 
+    def read(self, name: str) -> bytes:
+        """The bytes of a file inside. Raises as `open_within`."""
+        with os.fdopen(self.open_file(name), "rb") as file:
+            return file.read()
+
     def put(self, name: str, buffers: Sequence[Any] | Iterator[Any]) -> None:
         """Write a file inside, which may lie in subfolders, all or nothing; no link is followed. As `put_within`."""
         with self._in_use():

@@ -6,7 +6,7 @@ import errno
 import os
 import stat
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -52,9 +52,9 @@ def reason(exc: OSError) -> str:
     return f"{exc.strerror or exc} ({errno.errorcode.get(exc.errno or 0, exc.errno)})"
 
 
-def first_bytes(path: Path, nbytes: int = 1) -> bytes:
+def first_bytes(path: Path, nbytes: int = 1, opened: Callable[[Path], PositionalFile] | None = None) -> bytes:
     """Up to `nbytes` from a file's start. InputError if the file cannot be read or is empty."""
-    file = PositionalFile(path)
+    file = PositionalFile(path) if opened is None else opened(path)
     try:
         found = file.head(nbytes)
     finally:

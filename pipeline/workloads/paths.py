@@ -8,6 +8,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from pipeline.errors import OutputError
+from pipeline.storage.confinement import resolved
+from pipeline.storage.objects import ObjectPath
 from pipeline.storage.partial import partial_path, samples_path
 from pipeline.storage.writable import writing
 from pipeline.workloads.protocol import JobSpec
@@ -34,7 +36,12 @@ def version_of(path: Path) -> str:
 
 
 def refuse_long_name(output: Path) -> None:
-    """OutputError where its folder takes no name as long as those of an output and of what lies beside it."""
+    """OutputError where its folder takes no name as long as those of an output and of what lies beside it; also for an
+    object that is no Zarr."""
+    if isinstance(output, ObjectPath):
+        if output.suffix.lower() != ".zarr":
+            raise OutputError(f"{output}: only Zarr is written to an object store; end the name with .zarr")
+        return
     with writing(output):
         for path in (receipt_path(output), partial_path(samples_path(output))):
             try:
@@ -50,7 +57,7 @@ def refuse_same_file(spec: JobSpec) -> None:
     Also where its folder does not take these names, or does not let this user look.
     """
     refuse_long_name(spec.output)
-    source, final = Path(os.path.realpath(spec.input)), Path(os.path.realpath(spec.output))
+    source, final = resolved(spec.input), resolved(spec.output)
     partial = (partial_path(final), partial_path(samples_path(final)))
     with writing(spec.output):
         for written in (final, *partial, receipt_path(spec.output), ledger_path(final)):

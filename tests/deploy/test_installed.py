@@ -55,7 +55,7 @@ def installed(tmp_path_factory):
     if "setuptools" in done.stderr and "No matching distribution" in done.stderr:
         pytest.skip("no package index answers: the wheel cannot be built")
     assert done.returncode == 0, done.stderr
-    (wheel,) = folder.glob("millrace-*.whl")
+    (wheel,) = folder.glob("millrace_pipeline-*.whl")
     environment = folder / "environment"
     venv.create(environment, with_pip=False, symlinks=True)
     subprocess.run([*pip, f"--python={environment}/bin/python", "install", "--no-deps", wheel], check=True)

@@ -27,12 +27,12 @@ def test_one_of_a_thing_is_no_plural(arguments, said):
     assert counted(*arguments) == said
 
 
-def test_every_error_stands_in_the_tree_and_every_exit_code_in_the_readme():
+def test_every_error_stands_in_the_tree_and_every_exit_code_in_the_manual():
     kinds = [each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, MillraceError)]
-    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "running.md").read_text(encoding="utf-8")
     for kind in kinds:
         assert re.search(rf"\b{kind.__name__}\b", str(errors.__doc__))
-        assert f"\n| {kind.exit_code} | " in readme
+        assert f"\n| {kind.exit_code} | " in page
 
 
 def _led_to(cause: BaseException, error: BaseException) -> BaseException:

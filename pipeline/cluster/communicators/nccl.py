@@ -200,7 +200,7 @@ class NcclCommunicator(Communicator):
 
         if not nccl.available:
             raise DeviceUnavailable(
-                "the workers' GPUs cannot be connected: NCCL is not installed; pip install 'millrace[cuda13]' brings it"
+                "the workers' GPUs cannot be connected: NCCL is not installed; pip install nvidia-nccl-cu13 brings it"
             )
         # NCCL reads it when a process makes its first communicator. If a user sets it to 1, calls wait inside NCCL.
         os.environ.setdefault("NCCL_COMM_BLOCKING", "0")

@@ -39,6 +39,7 @@ from pipeline.engine.planned import PlannedJob
 from pipeline.engine.run import RunEvents
 from pipeline.engine.stages import StageRecord
 from pipeline.errors import ClusterError, DeviceUnavailable, MillraceError, RankLost
+from pipeline.storage.objects import ObjectPath
 from pipeline.workloads import Chunk, Plan, Workload
 from pipeline.workloads.protocol import HoldsInput
 
@@ -412,4 +413,5 @@ def _version() -> str:
 
 
 def _absolute(path: Path) -> Path:
-    return Path(os.path.abspath(path))  # noqa: PTH100 - keep symbolic links: their targets may differ between hosts
+    # Symbolic links are kept: their targets may differ between hosts.
+    return path if isinstance(path, ObjectPath) else Path(os.path.abspath(path))  # noqa: PTH100

@@ -108,8 +108,8 @@ def _discover_cuda() -> list[DeviceReport]:
     try:
         import cupy
     except ImportError:
-        extra = "cuda13" if driver >= 13000 else "cuda12"
-        return [_unusable(f"CuPy is not installed: pip install 'millrace[{extra}]'")]
+        major = 13 if driver >= 13000 else 12
+        return [_unusable(f"CuPy is not installed: pip install 'cupy-cuda{major}x[ctk]' nvidia-nccl-cu{major}")]
     try:
         count = cupy.cuda.runtime.getDeviceCount()
     except cupy.cuda.runtime.CUDARuntimeError as error:
@@ -131,7 +131,7 @@ def _report(cupy: Any, ordinal: int) -> DeviceReport:
         try:
             cupy.cuda.nvrtc.getVersion()
         except Exception as error:  # a broken toolkit raises anything; the user needs its message
-            obstacle = f"NVRTC does not load ({error}): pip install 'millrace[cuda13]' brings it"
+            obstacle = f"NVRTC does not load ({error}): pip install 'cupy-cuda13x[ctk]' brings it"
     return DeviceReport(name=f"cuda:{ordinal}", description=description, obstacle=obstacle)
 
 

@@ -146,7 +146,7 @@ def _universe(topology: Path, trajectory: Path | None, held: ExitStack) -> Any:
     except ImportError as exc:
         raise ParameterError(
             f"{trajectory or topology}: topologies and trajectories need MDAnalysis, which cannot be imported ({exc}): "
-            "pip install 'millrace[trajectory]'"
+            "pip install MDAnalysis"
         ) from exc
     files = [topology] if trajectory is None else [topology, trajectory]
     for path in files:

@@ -15,7 +15,9 @@ from pipeline.formats.image.npy import Npy
 from pipeline.formats.image.png import Png
 from pipeline.formats.image.pnm import Pnm
 from pipeline.formats.image.tiff import Tiff
-from pipeline.formats.image.zarr import Zarr
+from pipeline.formats.image.zarr import Zarr, is_zarr
+from pipeline.storage.object_file import opened_to_read
+from pipeline.storage.objects import ObjectPath
 from pipeline.storage.partial import Opening
 from pipeline.storage.positional import first_bytes, reading
 
@@ -81,9 +83,10 @@ _LISTS = FileLists(open_image, format_for_output)
 
 def _format_of(path: Path) -> ImageFormat | None:
     with reading(path):
-        path.stat()
-        is_folder = path.is_dir()
-    beginning = b"" if is_folder else first_bytes(path, _FIRST_BYTES)
+        is_folder = is_zarr(path) if isinstance(path, ObjectPath) else path.is_dir()
+        if not is_folder:
+            path.stat()
+    beginning = b"" if is_folder else first_bytes(path, _FIRST_BYTES, opened_to_read)
     for form in (*FORMATS, _LISTS):
         if form.recognises(path, beginning):
             return form

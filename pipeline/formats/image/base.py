@@ -15,12 +15,16 @@ from pipeline.errors import ParameterError, counted
 from pipeline.formats import Reader
 from pipeline.formats.image.metadata import Calibration
 from pipeline.storage.partial import Callback, Opening, PartialFile, PartialFolder, no_callback
+from pipeline.storage.partial_objects import PartialObjects
 
 # The order of axes: time points, channels, planes, rows, columns, and the samples of a pixel (gray, RGB, alpha, inks).
 # Every image has rows and columns.
 AXES = "TCZYXS"
 # Supported by TIFF, Zarr and NPY; the other formats have narrower limits.
-DTYPES = ("uint8", "uint16", "int16", "float32", "float64")
+DTYPES = (
+    *("bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"),
+    *("float16", "float32", "float64"),
+)
 
 OF_COMPLEX = (
     "complex samples are not filtered: save the magnitude, or the real and the imaginary part, as float32 or float64"
@@ -84,8 +88,10 @@ class ImageHeader:
                the files of a list
     dtype    : in native byte order
     maxval   : the largest sample value the file allows, if the format states one (PNM, PAM)
-    metadata : what a new file of the same format takes over (resolution, tuple type, colour profile, …)
+    metadata : what a new file of the same format takes over (resolution, tuple type, colour profile, …), and of any
+               format whether the samples are compressed: "compression", none, or a scheme by name
     calibration : sizes, units, positions, and channels by name, for files of any format
+    levels   : of the file's pyramid, the image itself included
     """
 
     shape: tuple[int, ...]
@@ -94,6 +100,7 @@ class ImageHeader:
     maxval: int | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
     calibration: Calibration = field(default_factory=Calibration)
+    levels: int = 1
 
     @property
     def nbytes(self) -> int:
@@ -136,11 +143,13 @@ class Storage:
     chunks      : samples of a block along each axis of the image, or one number for rows and columns
     shards      : the same of a file of several blocks
     compression : none, or a scheme by name
+    levels      : of its pyramid, the image itself included
     """
 
     chunks: tuple[int, ...] | None = None
     shards: tuple[int, ...] | None = None
     compression: str | None = None
+    levels: int | None = None
 
 
 def along_axes(sizes: tuple[int, ...], header: ImageHeader, option: str) -> tuple[int, ...]:
@@ -224,7 +233,7 @@ class ImageWriter(ABC):
 class PartialWriter(ImageWriter):
     """A writer into one partial output; subclasses set `_partial` and implement `write`."""
 
-    _partial: PartialFile | PartialFolder
+    _partial: PartialFile | PartialFolder | PartialObjects
 
     def flush(self) -> None:
         self._partial.flush()
@@ -264,7 +273,7 @@ class ImageFormat(ABC):
     def storing(self, storage: Storage) -> ImageFormat:
         """The format that creates files stored like this. ParameterError if it cannot."""
         for option, given in vars(storage).items():
-            if given is not None:
+            if given is not None and (option, given) != ("levels", 1):
                 raise ParameterError(
                     f"--{option}: {self.name} leaves no choice of {option}; choose .zarr, or leave it out"
                 )
@@ -273,6 +282,11 @@ class ImageFormat(ABC):
     def block_shape(self, header: ImageHeader) -> tuple[int, ...] | None:
         """The blocks in which `create` stores such an image: whole ones are written fastest. None: no preference."""
         return None
+
+    def levels(self, header: ImageHeader, path: Path) -> int:
+        """How many levels such an image gets: of a pyramid, regions begin and end at multiples of `pyramid.ALIGNED`
+        rows and columns. ParameterError if there cannot be so many."""
+        return 1
 
     def head(self, header: ImageHeader, path: Path) -> bytes | None:
         """The file's bytes before its samples, if such an image is stored as these and then the samples, as they are in

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.formats.image.base import Region
+from pipeline.storage.object_file import ObjectFile
 from pipeline.storage.positional import PositionalFile, memory_of
 from pipeline.storage.writable import WritableFile
 
@@ -44,10 +45,14 @@ class ContiguousSamples:
         strides = self._strides()
         run_bytes = math.prod(region.shape[axis:]) * self.dtype.itemsize
         row_bytes = strides[axis] * self.shape[axis]
-        if axis > 0 and row_bytes - run_bytes <= GAP_BYTES and 2 * row_bytes <= SCRATCH_BYTES:
+        is_object = isinstance(file, ObjectFile)  # which reads close runs by one request
+        is_close = axis > 0 and row_bytes - run_bytes <= GAP_BYTES and 2 * row_bytes <= SCRATCH_BYTES
+        if is_close and not is_object:
             self._read_wider(file, region, out, axis)
-        elif self.dtype.isnative:
+        elif self.dtype.isnative or is_object:
             file.read_runs(_cut(memory_of(out), ((offset, run_bytes) for offset in self._run_offsets(region, axis))))
+            if not self.dtype.isnative:
+                out.byteswap(inplace=True)
         else:
             for runs, target in self._scratch_blocks(self._run_offsets(region, axis), run_bytes, out.reshape(-1)):
                 scratch = scratch_block(target.nbytes)

@@ -27,6 +27,7 @@ from pipeline.formats.image.base import (
 )
 from pipeline.formats.image.contiguous import ContiguousSamples
 from pipeline.formats.image.positional_writer import PositionalWriter
+from pipeline.storage.object_file import opened_to_read
 from pipeline.storage.partial import Opening
 from pipeline.storage.positional import PositionalFile
 
@@ -52,7 +53,7 @@ class Npy(ImageFormat):
         return first_bytes.startswith(_MAGIC)
 
     def open(self, path: Path) -> ImageReader:
-        file = PositionalFile(path)
+        file = opened_to_read(path)
         try:
             return NpyReader(file)
         except BaseException:

@@ -22,6 +22,7 @@ from pipeline.errors import InputError, counted
 from pipeline.formats.image.base import ImageFormat, ImageHeader, ImageReader, ImageWriter, Region
 from pipeline.formats.image.spooled_writer import SpooledWriter
 from pipeline.formats.image.whole_image_reader import WholeImageReader
+from pipeline.storage.object_file import opened_to_read
 from pipeline.storage.partial import Opening
 from pipeline.storage.positional import PositionalFile, memory_of
 
@@ -54,7 +55,7 @@ class Png(ImageFormat):
         return first_bytes.startswith(_SIGNATURE)
 
     def open(self, path: Path) -> ImageReader:
-        file = PositionalFile(path)
+        file = opened_to_read(path)
         try:
             header = _read_header(file)
         except BaseException:
@@ -202,7 +203,7 @@ def _read_header(file: PositionalFile) -> ImageHeader:
         shape=(height, width) if channels == 1 else (height, width, channels),
         axes="YX" if channels == 1 else "YXS",
         dtype=np.dtype(np.uint16 if depth == 16 else np.uint8),
-        metadata={"png_chunks": tuple(carried)} if carried else {},
+        metadata={"compression": "deflate"} | ({"png_chunks": tuple(carried)} if carried else {}),
     )
 
 

@@ -19,6 +19,7 @@ from pipeline.formats.image.base import ImageFormat, ImageHeader, ImageReader, I
 from pipeline.formats.image.contiguous import ContiguousSamples
 from pipeline.formats.image.positional_writer import PositionalWriter
 from pipeline.formats.image.whole_image_reader import WholeImageReader
+from pipeline.storage.object_file import opened_to_read
 from pipeline.storage.partial import Opening
 from pipeline.storage.positional import PositionalFile
 
@@ -49,7 +50,7 @@ class Pnm(ImageFormat):
         return re.match(rb"P[1-7][\s#]", first_bytes) is not None
 
     def open(self, path: Path) -> ImageReader:
-        file = PositionalFile(path)
+        file = opened_to_read(path)
         try:
             head = file.head(_HEAD_BYTES)
             header, offset = _read_header(path, head)

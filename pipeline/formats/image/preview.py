@@ -160,7 +160,7 @@ def _as_bytes(pixels: NDArray[np.float64], header: ImageHeader) -> NDArray[np.ui
 
 
 def _opaque(header: ImageHeader) -> float:
-    return header.maxval or (1.0 if header.dtype.kind == "f" else float(np.iinfo(header.dtype).max))
+    return header.maxval or (1.0 if header.dtype.kind in "bf" else float(np.iinfo(header.dtype).max))
 
 
 def _stretched(values: NDArray[np.float64], low: float, high: float) -> NDArray[np.uint8]:

@@ -120,7 +120,7 @@ def _pydicom(path: Path) -> Any:
     try:
         import pydicom
     except ImportError as error:
-        raise ParameterError(f"{path}: DICOM needs pydicom: pip install 'millrace[dicom]'") from error
+        raise ParameterError(f"{path}: DICOM needs pydicom: pip install pydicom") from error
     return pydicom
 
 

@@ -1,4 +1,4 @@
-"""What operators do over HTTP, and the accounts, of which everybody may read those of their groups."""
+"""What operators do over HTTP, and the accounts, of which everyone may read those of their groups."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def release(service: ThisService, user: Operator, audit: Audit, target: Target) 
 
 @admin.post("/cancel")
 def cancel(service: ThisService, user: Operator, audit: Audit, target: Target) -> CancelledView:
-    """Cancel jobs, at most 200 at a time; `more` says whether there are others."""
+    """Cancel jobs, at most 200 at a time; `more` is true if there are others."""
     found = target.jobs or service.store.unfinished(owner=target.owner, group=target.group, limit=MOST_JOBS + 1)
     for job in found[:MOST_JOBS]:
         with suppress(IllegalTransition):  # it has ended meanwhile
@@ -158,7 +158,7 @@ def usage(
     until: Annotated[_Day | None, Query(description="the day after the last, UTC")] = None,
     daily: Annotated[bool, Query(description="each day by itself")] = False,
 ) -> list[UsageView]:
-    """What was used, by owner and group: everybody sees the accounts of their groups, operators all."""
+    """What was used, by owner and group: everyone sees the accounts of their groups, operators all."""
     first = since or _EPOCH + timedelta(days=day_of(time.time()) - service.settings.quota_days + 1)
     found = service.store.usage(
         first=(first - _EPOCH).days,

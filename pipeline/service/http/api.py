@@ -47,6 +47,7 @@ from pipeline.service.roots import DataRoots
 from pipeline.service.store import JobFilter, NewJob, StoredJob
 from pipeline.service.webhooks import check_webhook
 from pipeline.storage import archive
+from pipeline.storage.objects import ObjectPath
 from pipeline.storage.positional import PositionalFile
 from pipeline.workloads import workloads
 from pipeline.workloads.paths import refuse_long_name
@@ -221,6 +222,8 @@ def result(service: ThisService, user: CurrentUser, audit: Audit, job: str) -> R
     asked = _succeeded(service, user, job).asked
     audit("download", job=job, owner=asked.owner, output=asked.output)
     output = service.roots.of(asked.group).within(asked.output)
+    if isinstance(output, ObjectPath):
+        raise HTTPException(409, f"the result of job {job} is in an object store: read it there, at {output}")
     if output.is_dir():
         disposition = f"attachment; filename*=UTF-8''{quote(output.name, safe='')}.tar"
         return StreamingResponse(

@@ -25,6 +25,7 @@ from pipeline.config import format_bytes
 from pipeline.engine.stages import STAGES
 from pipeline.errors import MillraceError
 from pipeline.service.http.app_state import Service, ThisService
+from pipeline.service.http.data import list_files
 from pipeline.service.http.identity import Audit, submitter_of, user_of, visible_job
 from pipeline.service.http.sessions import COOKIE
 from pipeline.service.http.tokens import User, digest_of
@@ -32,6 +33,7 @@ from pipeline.service.http.views import progress_view
 from pipeline.service.jobs import ACTIVE
 from pipeline.service.store import JobFilter, StoredJob
 from pipeline.service.web.values import FILTERS, facts_of, fields_of, percent, stages_of
+from pipeline.storage.objects import ObjectPath
 from pipeline.workloads import workloads
 
 FOLDER = Path(__file__).parent
@@ -139,15 +141,38 @@ def show(service: ThisService, viewer: _Viewer, job: str) -> Response:
 
 
 @_pages.get("/submit")
-def submit(service: ThisService, viewer: _Submitter, workload: str = "smooth", like: str = "") -> Response:
+def submit(
+    service: ThisService,
+    viewer: _Submitter,
+    workload: str = "smooth",
+    like: str = "",
+    source: Annotated[str, Query(alias="input", max_length=4096)] = "",
+) -> Response:
     known, earlier = workloads(), visible_job(service, viewer, like).asked if like else None
     name = earlier.workload if earlier is not None else workload
     if name not in known:
         raise HTTPException(404, f"there is no workload {name}")
     return _page(
-        "submit.html", workload=known[name], names=list(known), like=earlier,
+        "submit.html", workload=known[name], names=list(known), like=earlier, source=source,
         fields=fields_of(name, {} if earlier is None else earlier.parameters),
         roots=", ".join(map(str, service.roots.of(viewer.groups[0]).roots)), viewer=viewer, here="/submit",
+    )  # fmt: skip
+
+
+@_pages.get("/data")
+def browse(
+    service: ThisService,
+    viewer: _Viewer,
+    path: Annotated[str | None, Query(max_length=4096)] = None,
+    after: Annotated[str, Query(max_length=255)] = "",
+    contains: Annotated[str, Query(max_length=255)] = "",
+) -> Response:
+    found = list_files(service, viewer, path, after, contains.strip(), A_PAGE)
+    above = [] if found.path is None else list(reversed(Path(found.path).parents))
+    roots = [root for each in service.roots.seen_by(viewer.visible_groups) for root in each.roots]
+    crumbs = [each for each in above if any(each == root or root in each.parents for root in roots)]
+    return _page(
+        "data.html", found=found, crumbs=crumbs, contains=contains.strip(), after=after, viewer=viewer, here="/data",
     )  # fmt: skip
 
 
@@ -226,7 +251,8 @@ def _has_result(service: Service, stored: StoredJob) -> bool:
     if stored.job.state is not State.SUCCEEDED:
         return False
     try:
-        return service.roots.of(stored.asked.group).within(stored.asked.output).exists()
+        output = service.roots.of(stored.asked.group).within(stored.asked.output)
+        return not isinstance(output, ObjectPath) and output.exists()
     except MillraceError:
         return False
 

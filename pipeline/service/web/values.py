@@ -9,11 +9,23 @@ from typing import Any
 
 from pipeline.api_models import JobLimits, JobUse, StageView, State, WorkerView
 from pipeline.config import format_bytes, format_seconds, spellings
+from pipeline.engine.receipt import verified
 from pipeline.engine.stages import StageTotals
 from pipeline.errors import counted, printable
 from pipeline.service.http.views import stage_views
 from pipeline.service.store import StoredJob
 from pipeline.workloads import workloads
+
+# Parameters that the form folds away, unless a similar job set them.
+RARE = frozenset(
+    {
+        "chunks", "shards", "compression", "crop", "times", "mode", "cval", "truncate", "axes", "nan_policy", "nodata",
+        "accuracy", "boundary", "smear", "exclude_radius", "origin", "shape", "at", "temperature",
+        "tolerance", "wavelet", "block", "basis", "gradient_delay", "matrix", "traj_units", "frame_step", "sorting",
+        "view_sharing", "density", "calibration", "compress", "prewhiten", "field_map", "segments", "dwell",
+        "transform", "eps", "split", "window", "output_values",
+    }
+)  # fmt: skip
 
 
 def stages_of(receipt: Mapping[str, Any]) -> list[StageView]:
@@ -36,11 +48,7 @@ def facts_of(receipt: Mapping[str, Any]) -> dict[str, str]:
     if device:
         found["Device"] = ", ".join(str(device[name]) for name in ("name", "model") if name in device)
     if "samples" in audit:
-        unit = f" {audit['unit']}" if audit.get("unit") else ""
-        found["Audit"] = (
-            f"{counted(audit['samples'], 'sample')} computed again: worst error {audit['worst_error']:.3g}{unit}, "
-            f"tolerated {audit['tolerance']:.3g}"
-        )
+        found["Audit"] = verified(audit)
     return found
 
 
@@ -78,6 +86,7 @@ def fields_of(workload: str, given: Mapping[str, Any]) -> list[dict[str, Any]]:
                 "given": typed(next((given[each] for each in spellings(name, info) if each in given), None)),
                 "help": what.get("description", ""),
                 "required": name in schema.get("required", []),
+                "rare": name in RARE,
             }
         )
     return fields

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from pipeline.config import format_bytes
 from pipeline.errors import ParameterError
 from pipeline.formats import image as images
 from pipeline.formats.image.base import ImageFormat, ImageHeader, ImageReader, Region, Storage
+from pipeline.formats.image.pyramid import ALIGNED
 from pipeline.workloads.common.axes import named
 from pipeline.workloads.common.tiling import Tiling, best_tiling
 from pipeline.workloads.protocol import ArraySpec, Budget, Chunk, JobSpec, Plan
@@ -34,6 +36,8 @@ def plan_image(
     whole: Collection[int] = (),
     pads_uncut: bool = False,
     storage: Storage | None = None,
+    work_bytes: int = 0,
+    also: Sequence[tuple[Path, ImageHeader]] = (),
 ) -> Plan:
     """Cut an image along the blocks of its input and output.
 
@@ -43,19 +47,28 @@ def plan_image(
     most_bytes : of a chunk's input and output samples together
     whole      : axes that no chunk parts, besides the samples of a pixel
     storage    : of the output
+    work_bytes : of each sample that computing takes besides the chunk's own
+    also       : further outputs of the same shape
     pads_uncut : chunks hold the halo along every axis; else only along those that are cut
 
     Raises ParameterError if not even the smallest chunk fits the budget, or if there would be too many.
     """
     source, header = reader.header, header or reader.header
+    form = images.format_for_output(spec.output, storage)
+    multiple, grain = (1,) * len(source.shape), _grain(reader, form, header)
+    outputs = [(spec.output, header), *also]
+    if any(images.format_for_output(path, storage).levels(each, path) > 1 for path, each in outputs):
+        multiple, grain = _aligned(grain, header)
+        # The levels of a region take a third of its output's bytes.
+        budget = replace(budget, budget_bytes=budget.budget_bytes * 6 // 7, target_bytes=budget.target_bytes * 6 // 7)
     reserved = further.nbytes if further else 0
     limit, target = budget.budget_bytes - reserved, budget.target_bytes
     if most_bytes is not None:
         limit = min(limit, most_bytes)
     tilings = partial(
-        best_tiling, source.shape, halo, max(source.dtype.itemsize, header.dtype.itemsize),
+        best_tiling, source.shape, halo, max(source.dtype.itemsize, header.dtype.itemsize) + work_bytes,
         whole={*whole, *(axis for axis, letter in enumerate(source.axes) if letter == "S")}, pads_uncut=pads_uncut,
-        grain=_grain(reader, images.format_for_output(spec.output, storage), header),
+        grain=grain, multiple=multiple,
     )  # fmt: skip
     tiling = tilings(budget_bytes=limit, target_bytes=target)
     while tiling is not None and tiling.count > MOST_CHUNKS:
@@ -91,6 +104,15 @@ def _grain(reader: ImageReader, form: ImageFormat, header: ImageHeader) -> tuple
     written = form.block_shape(header) or unit
     both = (math.lcm(*blocks) for blocks in zip(reader.block_shape or unit, written, strict=True))
     return tuple(one if one <= n else own for one, own, n in zip(both, written, header.shape, strict=True))
+
+
+def _aligned(grain: tuple[int, ...], header: ImageHeader) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Where a pyramid's chunks may be cut, and the blocks that allow it: of the files if those fit."""
+    multiple = tuple(ALIGNED if letter in "YX" else 1 for letter in header.axes)
+    both = map(math.lcm, grain, multiple)
+    return multiple, tuple(
+        block if block <= n else finest for block, finest, n in zip(both, multiple, header.shape, strict=True)
+    )
 
 
 def _chunks(
@@ -135,6 +157,7 @@ def check_cval(cval: float, header: ImageHeader, path: Path) -> None:
                 f"{np.finfo(header.dtype).max:g}: give less, or inf"
             )
         return
-    low, high = np.iinfo(header.dtype).min, header.maxval or np.iinfo(header.dtype).max
+    held = (0, 1) if header.dtype.kind == "b" else (np.iinfo(header.dtype).min, np.iinfo(header.dtype).max)
+    low, high = held[0], header.maxval or held[1]
     if not (math.isfinite(cval) and cval == int(cval) and low <= cval <= high):
         raise ParameterError(f"--cval must be a whole number in {low} … {high} for {path}; got {cval:g}")

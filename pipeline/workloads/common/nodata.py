@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from pipeline.formats.image.base import ImageHeader, ImageReader, Region
 from pipeline.formats.image.metadata.geotiff import GeoTags
+from pipeline.workloads.common.samples import module_of
 
 
 def declared_nodata(header: ImageHeader) -> float | None:
@@ -21,21 +22,34 @@ def declared_nodata(header: ImageHeader) -> float | None:
     value = place.nodata if isinstance(place, GeoTags) else None
     if value is None or header.dtype.kind == "f":
         return value
-    limits = np.iinfo(header.dtype)
-    return value if math.isfinite(value) and value == int(value) and limits.min <= value <= limits.max else None
+    return value if holds(header.dtype, value) else None
+
+
+def holds(dtype: np.dtype[Any], value: float) -> bool:
+    """Whether samples of an integer dtype can have the value."""
+    if dtype.kind == "b" or not math.isfinite(value) or value != int(value):
+        return False
+    limits = np.iinfo(dtype)
+    return bool(limits.min <= value <= limits.max)
 
 
 class MissingAsNan(ImageReader):
-    """A float image whose nodata samples are read as NaN."""
+    """An image whose nodata samples are read as NaN: integers as float64."""
 
     def __init__(self, reader: ImageReader, nodata: float) -> None:
         self._reader, self.path = reader, reader.path
-        self.header, self.block_shape = reader.header, reader.block_shape
-        self._nodata = self.header.dtype.type(nodata)
+        self._stored, self.block_shape = reader.header.dtype, reader.block_shape
+        dtype = self._stored if self._stored.kind == "f" else np.dtype(np.float64)
+        self.header = replace(reader.header, dtype=dtype)
+        self._nodata = self._stored.type(nodata)
 
     def read(self, region: Region, out: NDArray[Any]) -> None:
-        self._reader.read(region, out)
-        out[out == self._nodata] = np.nan
+        samples = out if out.dtype == self._stored else np.empty(region.shape, self._stored)
+        self._reader.read(region, samples)
+        missing = samples == self._nodata
+        if samples is not out:
+            out[...] = samples
+        out[missing] = np.nan
 
     def expect(self, spans: Sequence[Sequence[tuple[int, int]]]) -> None:
         self._reader.expect(spans)
@@ -49,6 +63,6 @@ class MissingAsNan(ImageReader):
 
 def mark_missing(samples: Any, nodata: float, stream: Any) -> None:
     """Store `nodata` where a NumPy or CuPy array has NaN, on its device."""
-    xp = sys.modules[type(samples).__module__.partition(".")[0]]
+    xp = module_of(samples)
     with stream or nullcontext():
         xp.copyto(samples, samples.dtype.type(nodata), where=xp.isnan(samples))

@@ -20,6 +20,7 @@ from kernels.statistics import MAX_SAMPLES, Totals, partial_shape, summarise
 from kernels.statistics.totals import sparse
 from pipeline.errors import StorageError, counted
 from pipeline.formats.image.base import ImageHeader
+from pipeline.workloads.common.samples import computed_in, widened
 from pipeline.workloads.protocol import ArraySpec, Chunk
 
 
@@ -30,7 +31,7 @@ class ImageStatistics:
     """
 
     def __init__(self, header: ImageHeader) -> None:
-        self._dtype = header.dtype
+        self._stored_bytes, self._dtype = header.dtype.itemsize, computed_in(header.dtype)
         self._axis = header.channel_axis
         self._channels = 1 if self._axis is None else header.shape[self._axis]
         self._lock = threading.Lock()
@@ -39,7 +40,7 @@ class ImageStatistics:
     @property
     def most_bytes(self) -> int:
         """Chunks of input and output together may not take more than this."""
-        return MAX_SAMPLES * self._dtype.itemsize
+        return MAX_SAMPLES * self._stored_bytes
 
     @property
     def spec(self) -> ArraySpec:
@@ -55,7 +56,7 @@ class ImageStatistics:
 
     def compute(self, output: Any, partial: Any, stream: Any) -> None:
         """A chunk's part, on the device where its output is."""
-        summarise(output, channel_axis=self._axis, out=partial, stream=stream)
+        summarise(widened(output, self._dtype), channel_axis=self._axis, out=partial, stream=stream)
 
     def note(self, chunk: Chunk, partial: NDArray[np.int64]) -> Callable[[], Any]:
         """Count a chunk in; returns a function that makes its part for other processes, ready for JSON."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
@@ -18,11 +18,24 @@ class StorageParameters(Parameters):
         description="Zarr: samples of a chunk, TIFF: of a tile: one number for rows and columns, or one for each axis",
     )
     shards: tuple[int, ...] | None = Field(
-        None, description="Zarr: samples of a file of several chunks, in the same form"
+        None,
+        description="Zarr: samples of a file of several chunks, in the same form [default: 16 MiB past 8 GiB]",
     )
     compression: Literal["none", "lz4", "zstd", "deflate", "lzw"] | None = Field(
-        None, description="of the output [default: Zarr zstd, others none]"
+        None, description="of the output [default: Zarr zstd; TIFF none, or as the input]"
     )
+
+    levels: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
+        "auto",
+        description="of the output's pyramid, the image included; auto: as many as viewers need, if the input has "
+        "several, or more than 4096 rows or columns",
+        json_schema_extra={"unit": "auto|N"},
+    )
+
+    @field_validator("levels", mode="before")
+    @classmethod
+    def _number(cls, value: Any) -> Any:
+        return int(value) if isinstance(value, str) and value.strip().isdecimal() else value
 
     @field_validator("chunks", "shards", mode="before")
     @classmethod
@@ -32,4 +45,9 @@ class StorageParameters(Parameters):
 
     @property
     def storage(self) -> Storage:
-        return Storage(chunks=self.chunks, shards=self.shards, compression=self.compression)
+        return Storage(
+            chunks=self.chunks,
+            shards=self.shards,
+            compression=self.compression,
+            levels=None if self.levels == "auto" else self.levels,
+        )

@@ -79,6 +79,7 @@ def best_tiling(
     *,
     whole: Collection[int] = (),
     grain: tuple[int, ...] | None = None,
+    multiple: tuple[int, ...] | None = None,
     pads_uncut: bool = False,
     budget_bytes: int,
     target_bytes: int,
@@ -86,14 +87,15 @@ def best_tiling(
     """The tiling whose chunks (input with halo, and output) take about `target_bytes`, at most `budget_bytes`.
 
     Chunks grow past the target only where halos would otherwise be read too often, or blocks of the file parted.
-    The axes `whole` are never cut. None where the budget does not hold the smallest chunk.
+    The axes `whole` are never cut, the others at multiples of `multiple` alone, which divides `grain`. None where the
+    budget does not hold the smallest chunk.
     """
-    grain = grain or (1,) * len(shape)
+    grain, multiple = grain or (1,) * len(shape), multiple or (1,) * len(shape)
     uncut = Tiling(shape=shape, extents=shape, halo=tuple(halo), grain=grain, pads_uncut=pads_uncut)
     limit = min(target_bytes, budget_bytes)
     best: Tiling | None = None
     while True:
-        found = _cheapest(uncut, itemsize, whole, limit)
+        found = _cheapest(uncut, itemsize, whole, multiple, limit)
         if found is not None and (best is None or found.cost < best.cost):
             best = found
         if limit >= budget_bytes or (best is not None and best.cost <= ACCEPTED_COST):
@@ -101,25 +103,28 @@ def best_tiling(
         limit = min(2 * limit, budget_bytes)
 
 
-def _cheapest(uncut: Tiling, itemsize: int, whole: Collection[int], limit: int) -> Tiling | None:
+def _cheapest(
+    uncut: Tiling, itemsize: int, whole: Collection[int], multiple: tuple[int, ...], limit: int
+) -> Tiling | None:
     """Axis 0 is cut as finely as the limit asks; the others by halving, where that saves re-reading."""
     inner = [
         [length]
         if axis in whole
-        else _halvings(length, grain)
+        else _halvings(length, grain, multiple[axis])
         # Of many axes, whole time points and channels are enough of a choice.
         if axis >= len(uncut.shape) - _HALVED_AXES
         else {length, grain, 1}
         for axis, (length, grain) in enumerate(zip(uncut.shape, uncut.grain, strict=True))
     ][1:]
-    cut = (_cut_to_fit(uncut, extents, itemsize, limit, may_cut=0 not in whole) for extents in product(*inner))
+    finest = None if 0 in whole else multiple[0]
+    cut = (_cut_to_fit(uncut, extents, itemsize, limit, finest) for extents in product(*inner))
     return min((tiling for tiling in cut if tiling is not None), key=lambda tiling: tiling.cost, default=None)
 
 
-def _cut_to_fit(uncut: Tiling, inner: tuple[int, ...], itemsize: int, limit: int, *, may_cut: bool) -> Tiling | None:
+def _cut_to_fit(uncut: Tiling, inner: tuple[int, ...], itemsize: int, limit: int, finest: int | None) -> Tiling | None:
     """The longest extent along axis 0 with which a chunk fits, evened out over the chunks; None where none does.
 
-    may_cut : axis 0; else only its whole length counts
+    finest : axis 0 is cut at multiples of this; None: only its whole length counts
     """
     length = uncut.shape[0]
     row = replace(uncut, extents=(length, *inner))
@@ -129,18 +134,18 @@ def _cut_to_fit(uncut: Tiling, inner: tuple[int, ...], itemsize: int, limit: int
     if row.input_samples() + row.output_samples() <= samples:
         return row
     longest = (samples - sum(uncut.halo[0]) * input_row) // (input_row + output_row)
-    if longest < 1 or not may_cut:
+    if finest is None or longest < finest:
         return None
-    grain = uncut.grain[0] if longest >= uncut.grain[0] else 1
+    grain = uncut.grain[0] if longest >= uncut.grain[0] else finest
     pieces = max(2, math.ceil(length / (longest // grain * grain)))
     return replace(uncut, extents=(_rounded_up(math.ceil(length / pieces), grain), *inner))
 
 
-def _halvings(length: int, grain: int) -> list[int]:
-    """The whole length, then halves of it in whole blocks as long as there are any, then in samples."""
+def _halvings(length: int, grain: int, multiple: int) -> list[int]:
+    """The whole length, then halves of it in whole blocks as long as there are any, then in multiples."""
     halves = [math.ceil(length / 2**power) for power in range(length.bit_length() + 1)]
     return sorted(
-        {length, *(min(_rounded_up(half, grain), length) if half >= grain else half for half in halves[1:])},
+        {length, *(min(_rounded_up(half, grain if half >= grain else multiple), length) for half in halves[1:])},
         reverse=True,
     )
 

@@ -12,6 +12,8 @@ from pydantic import Field
 
 from kernels.bilateral import MAX_SIZE, default_sizes
 from kernels.bilateral import bilateral as filtered
+from pipeline.errors import ParameterError
+from pipeline.workloads.common.samples import computed_in_floats
 from pipeline.workloads.filters.window import Axes
 from pipeline.workloads.operator import image_operator
 
@@ -68,10 +70,20 @@ def _define(
 
 
 def _tolerance(dtype: np.dtype[Any]) -> float:
-    return 0.6 if dtype.kind != "f" else 1e-12 if dtype == np.float64 else 1e-5
+    if dtype.kind != "f":
+        return 0.6
+    return {2: float(np.finfo(np.float16).eps), 4: 1e-5, 8: 1e-12}[dtype.itemsize]
 
 
-@image_operator(halo=_halo, reference=_define, tolerance=_tolerance, keeps_range=True)  # type: ignore[untyped-decorator]
+def _computes_in(stored: np.dtype[Any]) -> np.dtype[Any]:
+    if stored.kind in "ui" and stored.itemsize == 8:
+        raise ParameterError(f"bilateral takes no {stored.name} images: convert the input to float64")
+    return computed_in_floats(stored)
+
+
+@image_operator(  # type: ignore[untyped-decorator]
+    halo=_halo, computes_in=_computes_in, reference=_define, tolerance=_tolerance, keeps_range=True
+)
 def bilateral(
     block: Any,
     *,

@@ -1,8 +1,8 @@
 """Filters made of Gaussians and boxes: `millrace run dog | log | unsharp | deviation | subtract-background |
 divide-background IN OUT`; and, as steps of a chain, `gaussian` and `box` themselves.
 
-All but those two compute in float32, or float64 for float64 images, from the samples as they are: no result of a
-Gaussian is rounded to the image's integers on the way.
+All but those two compute in float32, or float64 for float64 images and integers of 32 bits and more, from the samples
+as they are: no result of a Gaussian is rounded to the image's integers on the way.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pydantic import Field
 from kernels.smoothing import box as box_filter
 from kernels.smoothing import gaussian as gaussian_filter
 from kernels.smoothing.window import Window, box_window, gaussian_windows
+from pipeline.workloads.common.samples import computed_in, computed_in_floats
 from pipeline.workloads.filters.window import Axes, Size
 from pipeline.workloads.operator import image_operator
 from pipeline.workloads.operator.edges import Edges
@@ -34,7 +35,7 @@ Gaussian = tuple[Sequence[float], Sequence[int]]  # deviation, for all axes or f
 def _operator(**options: Any) -> Callable[[Callable[..., Any]], Any]:
     """Infinities and NaN go through without warnings."""
     silent = np.errstate(divide="ignore", invalid="ignore", over="ignore")
-    return lambda function: image_operator(silent(function), **options)
+    return lambda function: image_operator(silent(function), **{"computes_in": computed_in_floats} | options)
 
 
 def _each(name: str, values: Any, axes: int) -> tuple[Any, ...]:
@@ -96,7 +97,7 @@ def _second_derivatives(axes: int, /, *, sigma: Any, **_: Any) -> list[Gaussian]
 
 
 def _float_of(source: np.dtype[Any]) -> np.dtype[Any]:
-    return np.dtype(np.float64 if source == np.float64 else np.float32)
+    return np.dtype(np.float64 if computed_in(source) == np.float64 else np.float32)
 
 
 @_operator(halo=_reach_of(_one), anchored=True, keeps_range=True)
@@ -113,7 +114,7 @@ def _box_reach(asked: Any, axes: int) -> Reach:
     return [(window.before, window.after) for window in windows]
 
 
-@_operator(halo=_box_reach, keeps_range=True)
+@_operator(halo=_box_reach, computes_in=computed_in, keeps_range=True)
 def box(block: Any, *, size: Size = None, axes: Axes = None, out: Any, stream: Any) -> None:
     """Take the mean over a box around each pixel."""
     assert axes is not None

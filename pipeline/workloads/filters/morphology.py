@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from kernels.morphology import difference, grey_dilation, grey_erosion
+from pipeline.workloads.common.samples import computed_in
 from pipeline.workloads.filters.window import (
     Axes,
     Footprint,
@@ -81,7 +82,7 @@ def _apply(
 def _of(operation: str, summary: str) -> Any:
     return image_operator(
         _apply, name=operation, given={"operation": operation}, summary=summary, tolerance=0,
-        halo=partial(_halo, operation=operation), keeps_range="hat" not in operation,
+        halo=partial(_halo, operation=operation), computes_in=computed_in, keeps_range="hat" not in operation,
     )  # fmt: skip
 
 

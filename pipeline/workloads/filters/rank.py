@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from kernels.rank import percentile_filter
+from pipeline.workloads.common.samples import computed_in
 from pipeline.workloads.filters.window import (
     Axes,
     Footprint,
@@ -83,7 +84,9 @@ def _define(
     out[spoilt] = np.nan
 
 
-_operator = partial(image_operator, _take, halo=_halo, tolerance=0, keeps_range=True, reference=_define)
+_operator = partial(
+    image_operator, _take, halo=_halo, computes_in=computed_in, tolerance=0, keeps_range=True, reference=_define
+)
 
 percentile = _operator(name="percentile", summary="Take a percentile of the samples in a window around each pixel.")
 median = _operator(

@@ -11,6 +11,7 @@ import numpy as np
 from pydantic import Field
 
 from kernels.rolling_ball import MAX_RADIUS, apexes
+from pipeline.workloads.common.samples import computed_in
 from pipeline.workloads.filters.window import Axes
 from pipeline.workloads.operator import image_operator
 
@@ -27,7 +28,7 @@ def _halo(asked: Any, axes: int) -> Sequence[int]:
     return [2 * int(asked.radius)] * axes
 
 
-@image_operator(halo=_halo, name="rolling-ball")  # type: ignore[untyped-decorator]
+@image_operator(halo=_halo, computes_in=computed_in, name="rolling-ball")  # type: ignore[untyped-decorator]
 def rolling_ball(
     block: Any,
     *,

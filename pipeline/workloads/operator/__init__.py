@@ -59,6 +59,7 @@ def image_operator(
     halo: Halo = 0,
     axes: str | None = None,
     dtype: Any = None,
+    computes_in: Callable[[Any], Any] | None = None,
     reference: Callable[..., Any] | None = None,
     tolerance: float | Callable[[Any], float] | None = None,
     keeps_range: bool = False,
@@ -84,6 +85,8 @@ def image_operator(
     axes      : letters of the axes that f works along, such as "YX"; None: Y, X, and Z of volumes. A parameter
                 `axes: tuple[str, ...] | None = None` lets the user choose others
     dtype     : of the result, or a function of the input's; None: the input's
+    computes_in : the dtype of the blocks as a function of the image's, such as float32 for float16; results of the
+                image's dtype are rounded back, and saturate. None: the image's
     reference : the definition, called as f is, with float64 NumPy blocks; None: the audit computes parts of the result
                 again, cut otherwise
     tolerance : of the audit: in sample values for integers, relative to the largest value for floats; or a function of
@@ -99,7 +102,7 @@ def image_operator(
     """
 
     def decorated(function: Callable[..., Any]) -> ImageOperator:
-        options: dict[str, Any] = {"halo": halo, "axes": axes, "dtype": dtype}
+        options: dict[str, Any] = {"halo": halo, "axes": axes, "dtype": dtype, "computes_in": computes_in}
         audited: dict[str, Any] = {"reference": reference, "tolerance": tolerance, "keeps_range": keeps_range}
         further: dict[str, Any] = {"given": given or {}, "anchored": anchored}
         made = Definition(name=name or function.__name__, function=function, **options, **audited, **further)

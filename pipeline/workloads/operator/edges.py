@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from kernels.smoothing.borders import OUTSIDE, border_indices
+from pipeline.workloads.common.samples import module_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,8 +50,3 @@ class Edges:
                 # Sources that the block lacks belong to samples that no result of the block needs.
                 held = np.clip(sources - first, 0, count - 1)
                 block[beyond] = block.take(module_of(block).asarray(held), axis)
-
-
-def module_of(array: Any) -> Any:
-    """The module `numpy` or `cupy`, without importing it."""
-    return sys.modules[type(array).__module__.partition(".")[0]]

@@ -17,8 +17,9 @@ from pipeline.formats.image.base import ImageHeader, Region
 from pipeline.storage.partial import Callback, Opening, no_callback
 from pipeline.workloads.common.halo import read_with_borders
 from pipeline.workloads.common.image_plan import grown, plan_image, remarks
+from pipeline.workloads.common.samples import module_of
 from pipeline.workloads.operator.audit import RecomputedAudit, ReferenceAudit
-from pipeline.workloads.operator.edges import Edges, module_of
+from pipeline.workloads.operator.edges import Edges
 from pipeline.workloads.operator.parameters import OperatorParameters
 from pipeline.workloads.operator.step import Definition, Step
 from pipeline.workloads.paths import refuse_same_file
@@ -95,7 +96,8 @@ class OperatorJob:
         # A function has no border mode of its own: it finds the borders in its halo, however the image is cut.
         plan = plan_image(
             self._reader, self.spec, budget, self._halos[0], header=header, whole=whole, pads_uncut=True,
-            storage=self._parameters.storage,
+            storage=self._parameters.storage, also=self._written()[1:],
+            work_bytes=max(step.work_bytes for step in self._steps),
         )  # fmt: skip
         if self._kept is not None:
             dtype = self._kept_header.dtype

@@ -20,7 +20,8 @@ from pipeline.workloads.common.axes import axes_named, usual_axes
 from pipeline.workloads.common.extents import in_samples
 from pipeline.workloads.common.image_plan import check_cval, grown
 from pipeline.workloads.common.nodata import declared_nodata
-from pipeline.workloads.operator.edges import Edges, module_of
+from pipeline.workloads.common.samples import module_of, narrow, widened
+from pipeline.workloads.operator.edges import Edges
 from pipeline.workloads.operator.parameters import OperatorParameters, is_untyped
 
 # Samples on each side, or (before, after); for all axes, or for each.
@@ -37,6 +38,7 @@ class Definition:
     halo: Halo = 0
     axes: str | None = None
     dtype: Any = None
+    computes_in: Callable[[np.dtype[Any]], np.dtype[Any]] | None = None
     reference: Callable[..., Any] | None = None
     tolerance: float | Callable[[np.dtype[Any]], float] | None = None
     keeps_range: bool = False
@@ -51,6 +53,7 @@ class Step:
     axes   : of a block, by their number in the image
     halo   : samples before and after along each axis of the image
     remarks: on what was taken from the image
+    work_bytes : of each sample that is computed in another dtype than the image's, besides it
     """
 
     def __init__(
@@ -78,6 +81,12 @@ class Step:
             # What PNM says of the input's values does not hold for those of the result.
             metadata = {key: value for key, value in source.metadata.items() if key != "tuple_type"}
             self.header = replace(source, dtype=self._dtype(source.dtype), maxval=None, metadata=metadata)
+        self._source = source.dtype
+        self._within = source.dtype if definition.computes_in is None else definition.computes_in(source.dtype)
+        self.work_bytes = 0
+        if self._within != source.dtype:
+            self.work_bytes = self._within.itemsize
+            self.remarks["computed in"] = self._within.name
         if parameters.mode == "constant":
             check_cval(parameters.cval, source, path)
         self.axes = self._chosen_axes(source)
@@ -141,6 +150,21 @@ class Step:
 
     def apply(self, function: Callable[..., Any], samples: Any, region: Region, out: Any, stream: Any = None) -> None:
         """Fill `out` with what the function makes of a region, block by block, or all at once if it fills `out`."""
+        if function is not self.definition.function or self._within == self._source:
+            self._fill(function, samples, region, out, stream)
+            return
+        try:
+            samples = widened(samples, self._within, exactly=True)
+        except InputError as error:
+            raise self._about(error, region) from error
+        if out.dtype != self._source:  # a result of another dtype is computed as it is
+            self._fill(function, samples, region, out, stream)
+            return
+        values = module_of(out).empty(out.shape, self._within)
+        self._fill(function, samples, region, values, stream)
+        narrow(values, out)
+
+    def _fill(self, function: Callable[..., Any], samples: Any, region: Region, out: Any, stream: Any) -> None:
         asked = _parameters_of(function)
         if fills_out(asked):
             special = {"axes": self.axes, "out": out, "stream": stream, "xp": module_of(out)}
@@ -171,11 +195,14 @@ class Step:
         try:
             return function(block, **arguments)
         except InputError as error:
-            raise InputError(f"{self._path}, among samples {region.start} to {region.stop}: {error}") from error
+            raise self._about(error, region) from error
         except (MillraceError, MemoryError, Interrupted, *theirs):
             raise  # the engine knows what they mean
         except (Exception, SystemExit) as error:
             raise self._failure(function, error, region) from error
+
+    def _about(self, error: InputError, region: Region) -> InputError:
+        return InputError(f"{self._path}, among samples {region.start} to {region.stop}: {error}")
 
     def _failure(self, function: Callable[..., Any], error: BaseException, region: Region) -> OperatorError:
         source = getattr(getattr(inspect.unwrap(function), "__code__", None), "co_filename", None)

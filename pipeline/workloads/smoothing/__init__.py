@@ -23,7 +23,8 @@ from pipeline.workloads.common.crop import CroppedReader
 from pipeline.workloads.common.extents import in_samples
 from pipeline.workloads.common.halo import read_with_borders
 from pipeline.workloads.common.image_plan import check_cval, grown, plan_image, remarks
-from pipeline.workloads.common.nodata import MissingAsNan, declared_nodata, mark_missing
+from pipeline.workloads.common.nodata import MissingAsNan, declared_nodata, holds, mark_missing
+from pipeline.workloads.common.samples import computed_in, computed_in_floats, module_of, narrow, widened
 from pipeline.workloads.common.statistics import ImageStatistics
 from pipeline.workloads.paths import refuse_same_file
 from pipeline.workloads.protocol import Budget, Chunk, JobSpec, JobSummary, Plan
@@ -63,22 +64,27 @@ class SmoothingJob:
             refuse_same_file(spec)
             self.header = self._reader.header
             self.parameters, self._extents = in_samples(self.parameters, ("size", "sigma"), self.header, spec.input)
+            stored = self.header
+            self._stored = stored.dtype
             self._nodata = self._missing()
             self._reader = self.parameters.part(self._reader, spec.input)
-            self.header = self._reader.header
-            if any(self.parameters.order or ()) and self.header.dtype.kind != "f":
+            self.header = replace(self._reader.header, dtype=self._stored)
+            if any(self.parameters.order or ()) and self._stored.kind != "f":
                 # What PNM says of the input's values does not hold for those of a derivative.
                 metadata = {key: value for key, value in self.header.metadata.items() if key != "tuple_type"}
-                self.header = replace(self.header, dtype=np.dtype(np.float32), maxval=None, metadata=metadata)
+                dtype = np.dtype(np.float64 if self._within == np.float64 else np.float32)
+                self.header = replace(self.header, dtype=dtype, maxval=None, metadata=metadata)
             refusal = output_format.refusal(self.header, spec.output)
             if refusal is not None:
                 raise OutputError(refusal)
-            check_cval(self.parameters.cval, self._reader.header, spec.input)
+            check_cval(self.parameters.cval, stored, spec.input)
             sigmas = self._values("sigma") if self.parameters.filter == "gaussian" else ()
-            self._statistics = ImageStatistics(self.header) if self.parameters.statistics else None
+            counted = self.header if self._missing_integer is None else replace(self.header, dtype=np.dtype(np.float64))
+            self._statistics = ImageStatistics(counted) if self.parameters.statistics else None
             orders = self._values("order") if self.parameters.filter == "gaussian" else ()
             self._audit = SmoothingAudit(
-                self._reader, self._windows, sigmas, orders, self.parameters, self._statistics, self._nodata
+                self._reader, self.header, self._within, self._windows, sigmas, orders, self.parameters,
+                self._statistics, self._nodata,
             )  # fmt: skip
         except BaseException:
             self._reader.close()
@@ -100,36 +106,52 @@ class SmoothingJob:
         )
 
     def _missing(self) -> float | None:
-        """The nodata value in force: float samples that have it are left out, as NaN are then too."""
-        given, asked = self.parameters.nodata, self.parameters
-        if given is not None and self.header.dtype.kind != "f":
-            raise ParameterError(
-                f"--nodata {given:g}: {self.spec.input} is {self.header.dtype.name}, and pixels are left out of float "
-                "images alone: convert it to float32, or take a rank filter, as median"
-            )
+        """The nodata value in force: samples that have it are left out, as NaN are then too."""
+        given, asked, dtype = self.parameters.nodata, self.parameters, self.header.dtype
+        if given is not None and dtype.kind != "f" and not holds(dtype, given):
+            raise ParameterError(f"--nodata {given:g}: {self.spec.input} is {dtype.name}, which cannot have it")
         nodata = declared_nodata(self.header) if given is None else given
         cannot = any(asked.order or ()) or asked.nan_policy == "raise" or math.isnan(asked.cval)
-        if nodata is None or self.header.dtype.kind != "f" or cannot:
+        if nodata is None or cannot:
             return None
         self.parameters = asked.model_copy(update={"nan_policy": "omit"})
         self._reader = MissingAsNan(self._reader, nodata)
         return nodata
 
     @property
+    def _missing_integer(self) -> float | None:
+        """The nodata value in force of integers, which have no NaN."""
+        return None if self._stored.kind == "f" else self._nodata
+
+    @property
     def _nodata_remark(self) -> dict[str, str]:
         if self._nodata is not None:
             return {"nodata": f"{self._nodata:g}, left out"}
-        declared = declared_nodata(self._reader.header)
+        declared = declared_nodata(self.header)
         return {} if declared is None else {"nodata": f"{declared:g}, smoothed like any other value"}
 
     @property
     def _definition(self) -> dict[str, str]:
-        """Which definition of the Gaussian holds: see `kernels.smoothing`."""
+        """Which definition of the Gaussian holds, see `kernels.smoothing`, and the dtype if it is not the image's."""
+        within = {} if self._within == self._stored else {"computed in": self._within.name}
         if self.parameters.filter == "box":
-            return {}
-        return {"gaussian": "decimated" if any(window.decimation for window in self._windows) else "direct"}
+            return within
+        return within | {"gaussian": "decimated" if any(window.decimation for window in self._windows) else "direct"}
 
     # What is asked for
+
+    @cached_property
+    def _within(self) -> np.dtype[Any]:
+        """The dtype that is computed in."""
+        source = self._reader.header.dtype
+        return computed_in(source) if self.parameters.filter == "box" else computed_in_floats(source)
+
+    @property
+    def _truncate(self) -> float | None:
+        """Decimation errs by 1e-5 of the largest value, many steps of integers that need float64."""
+        asked = self.parameters
+        is_wide = self._within == np.float64 and self._stored.kind != "f"
+        return 4.0 if is_wide and asked.truncate is None and asked.radius is None else asked.truncate
 
     @cached_property
     def _axes(self) -> tuple[int, ...]:
@@ -163,7 +185,7 @@ class SmoothingJob:
             modes = (asked.mode,) * len(self._axes)
             return tuple(
                 gaussian_windows(
-                    self._axes, sigmas, modes, self._reader.header.dtype, truncate=asked.truncate, radii=radii,
+                    self._axes, sigmas, modes, self._within, truncate=self._truncate, radii=radii,
                     direct=asked.nan_policy == "omit", orders=self._values("order"),
                 )
             )  # fmt: skip
@@ -186,6 +208,7 @@ class SmoothingJob:
                 header=self.header,
                 pads_uncut=isinstance(self._reader, CroppedReader),
                 storage=self.parameters.storage,
+                work_bytes=self._work_bytes,
             )
         plan = plan_image(
             self._reader,
@@ -198,9 +221,15 @@ class SmoothingJob:
             most_bytes=counted.most_bytes,
             pads_uncut=isinstance(self._reader, CroppedReader),
             storage=self.parameters.storage,
+            work_bytes=self._work_bytes,
         )
         counted.forget(len(plan.chunks))
         return plan
+
+    @property
+    def _work_bytes(self) -> int:
+        """Of each sample, of the array that is rounded."""
+        return 0 if self._within == self._stored else self._within.itemsize
 
     def hold_at_most(self, budget_bytes: int) -> int:
         return self._reader.hold_at_most(budget_bytes)
@@ -215,33 +244,41 @@ class SmoothingJob:
         read_with_borders(self._reader, region, self.parameters.mode, self.parameters.cval, inputs[0])
 
     def compute(self, chunk: Chunk, inputs: Sequence[Any], outputs: Sequence[Any], stream: Any) -> None:
-        asked = self.parameters
+        asked, out = self.parameters, outputs[0]
+        samples = widened(inputs[0], self._within)
+        is_narrower = (self._within != out.dtype and not any(asked.order or ())) or out.dtype == np.float16
         options: dict[str, Any] = {
             # Along a cut axis the halo was read, borders included; the others still need their border mode.
             "mode": [asked.mode if chunk.halo[axis] == (0, 0) else "valid" for axis in self._axes],
             "cval": asked.cval,
             "axes": self._axes,
             "nan_policy": asked.nan_policy,
-            "out": outputs[0],
+            "out": module_of(out).empty(out.shape, self._within) if is_narrower else out,
             "workers": 1,
             "stream": stream,
         }
         try:
             if asked.filter == "box":
-                box(inputs[0], self._values("size"), **options)
+                box(samples, self._values("size"), **options)
             else:
                 radius = None if asked.radius is None else self._values("radius")
                 options["offset"] = [self._offset(window, chunk) for window in self._windows]
                 options["order"] = self._values("order")
-                gaussian(inputs[0], self._values("sigma"), truncate=asked.truncate, radius=radius, **options)
+                gaussian(samples, self._values("sigma"), truncate=self._truncate, radius=radius, **options)
         except ValueError as error:
             where = f"samples {chunk.region.start} to {chunk.region.stop}"
             way_out = "mend them, or choose another --nan-policy"
             raise InputError(f"{self.spec.input}, among {where}: {error}; {way_out}") from error
+        if is_narrower:
+            narrow(options["out"], out, nodata=self._missing_integer)
         if self._statistics is not None:
-            self._statistics.compute(outputs[0], outputs[1], stream)
-        if self._nodata is not None:
-            mark_missing(outputs[0], self._nodata, stream)
+            counted = out
+            if self._missing_integer is not None:
+                counted = out.astype(np.float64)
+                counted[out == self._missing_integer] = np.nan
+            self._statistics.compute(counted, outputs[1], stream)
+        if self._nodata is not None and self._missing_integer is None:
+            mark_missing(out, self._nodata, stream)
 
     def _offset(self, window: Window, chunk: Chunk) -> int:
         """The place of the chunk's first input sample in the whole image, as far as the window depends on it."""

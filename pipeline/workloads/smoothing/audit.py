@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from kernels.smoothing.window import Window
 from pipeline.codecs.parallel import for_each
 from pipeline.errors import AuditError, InputError
-from pipeline.formats.image.base import ImageReader, Region
+from pipeline.formats.image.base import ImageHeader, ImageReader, Region
 from pipeline.workloads.common.halo import read_with_borders
 from pipeline.workloads.common.statistics import ImageStatistics
 from pipeline.workloads.protocol import Audit, random_places
@@ -43,6 +43,8 @@ class SmoothingAudit:
     def __init__(
         self,
         reader: ImageReader,
+        header: ImageHeader,
+        within: np.dtype[Any],
         windows: Sequence[Window],
         sigmas: Sequence[float],
         orders: Sequence[int],
@@ -50,9 +52,13 @@ class SmoothingAudit:
         statistics: ImageStatistics | None,
         nodata: float | None = None,
     ) -> None:
-        """`nodata`: written where no sample of the window counts."""
+        """
+        header : of the result
+        within : the dtype that is computed in
+        nodata : written where no sample of the window counts
+        """
         self._reader = reader
-        self._header = reader.header
+        self._header, self._within = header, within
         self._windows = windows
         self._sigmas = sigmas or [0.0] * len(windows)
         self._orders = orders or [0] * len(windows)
@@ -66,8 +72,9 @@ class SmoothingAudit:
 
     def at(self, places: NDArray[np.int64]) -> SmoothingAudit:
         other = SmoothingAudit(
-            self._reader, self._windows, self._sigmas, self._orders, self._parameters, None, self._nodata
-        )
+            self._reader, self._header, self._within, self._windows, self._sigmas, self._orders, self._parameters,
+            None, self._nodata,
+        )  # fmt: skip
         other.places = places
         return other
 
@@ -75,13 +82,12 @@ class SmoothingAudit:
         """InputError if sums have passed the range of the dtype, StorageError if a chunk's statistics are missing."""
         if self._statistics is not None:
             self._statistics.check()
-        is_float = self._header.dtype.kind == "f" or self._derived
+        is_float = self._header.dtype.kind == "f"
         tolerance = self._float_tolerance if is_float else self._integer_tolerance
         values, errors = written.tolist(), [0.0] * len(which)
 
         def compare(index: int) -> None:
-            value = math.nan if values[index] == self._nodata else values[index]
-            errors[index] = self._error(self.places[which[index]], value)
+            errors[index] = self._error(self.places[which[index]], values[index])
 
         # Most places are in a block of the file that is no longer in memory: several threads read and decode them.
         for_each(compare, range(len(which)))
@@ -101,10 +107,14 @@ class SmoothingAudit:
 
     @property
     def _precision(self) -> np.dtype[np.floating[Any]]:
-        return np.dtype(np.float64 if self._header.dtype == np.float64 else np.float32)
+        """Of the result, or what its integers are computed in."""
+        found = self._header.dtype if self._header.dtype.kind == "f" else self._within
+        return np.dtype(found if found.kind == "f" else np.float32)
 
     @property
     def _integer_tolerance(self) -> float:
+        if self._within.kind == "f":  # only the last rounding; `_error` allows for the others
+            return 0.5
         active = [window for window in self._windows if window.taps > 1]
         if active and all(window.decimation for window in active):
             return DECIMATED_TOLERANCE
@@ -116,7 +126,10 @@ class SmoothingAudit:
         # The sums of a box take two more roundings with each doubling of its size; those of a Gaussian, one a tap.
         longest = max((window.taps for window in self._windows if window.decimation is None), default=1)
         gaussian = self._parameters.filter == "gaussian"
-        tolerance = max(FLOAT_TOLERANCE, 3 * longest * gaussian) * float(np.finfo(self._precision).eps)
+        computed = np.float64 if self._precision == np.float64 else np.float32
+        tolerance = max(FLOAT_TOLERANCE, 3 * longest * gaussian) * float(np.finfo(computed).eps)
+        if self._precision == np.float16:
+            tolerance += float(np.finfo(np.float16).eps) / 2
         decimated = any(window.decimation for window in self._windows)
         return max(tolerance, DECIMATED_FLOAT_TOLERANCE) if decimated else tolerance
 
@@ -124,8 +137,11 @@ class SmoothingAudit:
         """The error of a result: in sample values for integers, relative to the window's largest for floats, and for
         derivatives to the largest that its weights could make of that."""
         expected, largest, any_counted = self._definition(place)
-        if self._header.dtype.kind != "f" and not self._derived:
-            return abs(written - expected)
+        if written == self._nodata and (not any_counted or math.isnan(expected)):
+            return 0.0
+        if self._header.dtype.kind != "f":
+            allowed = self._float_tolerance * largest if self._within.kind == "f" else 0.0
+            return max(abs(written - expected) - allowed, 0.0) if any_counted else math.inf
         limits = np.finfo(self._precision)
         for window, sigma, order in zip(self._windows, self._sigmas, self._orders, strict=True):
             largest *= float(np.abs(_weights(window, sigma, order)).sum())
@@ -146,7 +162,7 @@ class SmoothingAudit:
         total, weight, largest, any_counted = 0.0, 0.0, 0.0, False
         omits = self._parameters.nan_policy == "omit"
         for region, weights in self._pieces(place):
-            samples = np.empty(region.shape, self._header.dtype)
+            samples = np.empty(region.shape, self._reader.header.dtype)
             read_with_borders(self._reader, region, self._parameters.mode, self._parameters.cval, samples)
             values = samples.astype(np.float64)
             counted = ~np.isnan(values) if omits else np.ones(values.shape, bool)

@@ -48,7 +48,7 @@ class SmoothingParameters(RegionParameters):
         "propagate", description="float images: let NaN spread, leave it out of the mean, or refuse it"
     )
     nodata: float | None = Field(
-        None, description="float images: a value that marks missing samples [default: that of a GeoTIFF]"
+        None, description="a value that marks missing samples, which are left out [default: that of a GeoTIFF]"
     )
     statistics: bool = Field(
         False, description="minimum, maximum, mean, deviation and histogram of the result, by channel, in the receipt"

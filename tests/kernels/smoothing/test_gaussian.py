@@ -66,7 +66,7 @@ def test_weights_of_integer_images_are_exact_and_sum_to_one(sigma: float, radius
     half = window.half_weights
     assert half is not None
     assert half[0] + 2 * sum(half[1:]) == 1
-    assert all(weight == np.float32(weight) and weight >= 0 for weight in half)
+    assert all(weight == float(np.float32(weight)) and weight >= 0 for weight in half)
 
 
 @pytest.mark.parametrize("dtype", FLOATS)

@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import ndimage
 
 from kernels.smoothing.weights import (
     EXACT_BITS,
     EXACT_FIRST_ONE,
     EXACT_LATER_ONE,
     WEIGHT_ONE,
+    derivative_weights,
     exact_half_weights,
     half_weights,
 )
@@ -82,6 +84,8 @@ def test_exact_weights_keep_what_their_sums_rely_on(sigma: float, radius: int, o
         (2.3, 9, EXACT_FIRST_ONE, [11368, 10344, 7788, 4856, 2506, 1070, 378, 110, 27, 5]),
         (0.001, 3, EXACT_FIRST_ONE, [65536, 0, 0, 0]),
         (3.69, 5, EXACT_FIRST_ONE, [8188, 7896, 7072, 5884, 4552, 3270]),  # one step below a power of two
+        (6.82, 8, EXACT_FIRST_ONE, [4868, 4816, 4660, 4416, 4096, 3720, 3306, 2874, 2446]),  # a power of two
+        (3.0, 8, EXACT_LATER_ONE, [4376, 4140, 3504, 2654, 1800, 1092, 593, 288, 125]),
         (
             7.9, 32, EXACT_LATER_ONE,
             [1656, 1642, 1603, 1540, 1456, 1354, 1240, 1118, 991, 865, 743, 628, 522, 427, 344, 273, 213, 163, 123, 92,
@@ -92,3 +96,22 @@ def test_exact_weights_keep_what_their_sums_rely_on(sigma: float, radius: int, o
 def test_exact_weights_stay_as_they_are(sigma: float, radius: int, one: int, units: list[int]) -> None:
     """A job's bits depend on them, and jobs are resumed and verified by later versions."""
     assert in_units(exact_half_weights(sigma, radius, one), one) == units
+
+
+@pytest.mark.parametrize("order", [1, 2, 3])
+@pytest.mark.parametrize(("sigma", "radius"), [(0.4, 1), (1.0, 4), (2.7, 11), (9.3, 20)])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_weights_of_derivatives_are_those_of_scipy(order: int, sigma: float, radius: int, dtype: type) -> None:
+    impulse = np.zeros(2 * radius + 1)
+    impulse[radius] = 1.0
+    expected = ndimage.gaussian_filter1d(impulse, sigma, order=order, radius=radius, mode="constant")[::-1]
+    found = derivative_weights(sigma, radius, order, np.dtype(dtype))
+    assert len(found) == 2 * radius + 1
+    np.testing.assert_allclose(found, expected, rtol=4 * np.finfo(dtype).eps, atol=1e-15)
+    assert all(weight == float(dtype(weight)) for weight in found)
+
+
+def test_weights_of_integers_are_rounded_to_whole_steps() -> None:
+    weights = half_weights(1.3, 5, np.dtype(np.uint16))
+    exact = ideal(1.3, 5)
+    assert [weight * WEIGHT_ONE for weight in weights[1:]] == [round(each * WEIGHT_ONE) for each in exact[1:]]

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -382,6 +383,33 @@ def test_the_progress_bar_begins_anew_where_chunks_are_halved(folder, millrace, 
     assert code == 0, err
     assert "(halved 1 time to fit the device)" in out
     assert re.findall(r"([\d.]+)/([\d.]+) (\w+)", err)[-1] == ("512.0", "512.0", "KiB")
+
+
+def test_a_terminal_shows_what_a_run_waits_for(folder, millrace, monkeypatch):
+    write_image(folder / "grey.npy", np.zeros((9, 7), np.uint8), "YX")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    code, out, err = millrace("run", "smooth", "grey.npy", "out.npy", "--device", "cpu")
+    assert code == 0, err
+    assert err.startswith("opening grey.npy and planning …\r\x1b[K")
+    monkeypatch.setenv("COLUMNS", "20")
+    assert millrace("run", "smooth", "grey.npy", "out.npy", "--device", "cpu")[2].startswith("opening grey.npy  …\r")
+    assert re.search(r"filtered along Y, X; \d+ pixels verified, all exact$", out.strip())
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_the_progress_bar_names_a_compilation(capsys, monkeypatch, compiled):
+    from kernels.runtime.compiling import compiling
+    from pipeline.cli.terminal import progress_bar
+
+    monkeypatch.setenv("COLUMNS", "120")
+    with compiling() if compiled else nullcontext():
+        with progress_bar(SimpleNamespace(output_bytes=2048), "out", shown=True, note=lambda: "iteration 3") as bar:
+            bar.written(SimpleNamespace(output_bytes=1024))
+        err = capsys.readouterr().err
+    assert ("compiling kernels (once)" in err, "iteration 3" in err) == (compiled, not compiled)
+    with progress_bar(SimpleNamespace(output_bytes=2048), "out", shown=True) as bar:
+        bar.written(SimpleNamespace(output_bytes=2048))
+    assert "checking the result" in capsys.readouterr().err
 
 
 def test_a_long_name_leaves_room_for_the_progress(capsys, monkeypatch):

@@ -35,7 +35,7 @@ def test_every_thing_is_listed_and_a_healthy_machine_has_nothing_to_mend(found, 
     assert code == 0
     things = ["Millrace", "cpu", "memory", "shared memory", "working folder", "kernel cache", "open files", "workloads"]
     assert [line[6:20].strip() for line in lines] == things
-    assert not any(line.startswith("MEND") for line in lines)
+    assert not any(line.startswith("FIX") for line in lines)
     assert found("kernel cache")[1] == [f"ok    kernel cache    {tmp_path}"]
 
 
@@ -85,7 +85,7 @@ def test_wrong_settings_stop_jobs(found, monkeypatch):
     code, lines = found("settings")
     assert code == 2
     assert lines == [
-        "MEND  settings        MILLRACE_… variables: MILLRACE_MEMORY: 'much' is not an amount of memory; write it like "
+        "FIX   settings        MILLRACE_… variables: MILLRACE_MEMORY: 'much' is not an amount of memory; write it like "
         "512MiB or 2GB"
     ]
 

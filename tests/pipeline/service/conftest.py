@@ -58,11 +58,12 @@ def world(tmp_path):
     )  # fmt: skip
     made.previews.mkdir()
 
-    def http(tokens=None, base_url=LOCAL, peer="127.0.0.1", **settings):
+    def http(tokens=None, base_url=LOCAL, peer="127.0.0.1", data=data, **settings):
         named = {"tokens_file": tmp_path / "tokens"} if tokens else {}
         wanted = ServiceSettings(state_dir=tmp_path / "state", data_roots=[data], **named, **settings)
+        roots = DataRoots([data], but=tmp_path / "state", groups=wanted.group_roots)
         service = Service(
-            settings=wanted, store=store, runner=runner, roots=DataRoots([data], groups=wanted.group_roots),
+            settings=wanted, store=store, runner=runner, roots=roots,
             previews=made.previews, workers=lambda: [{"name": "cpu"}],
             ready=lambda: made.missing, tokens=lambda: tokens, stopping=made.stopping, closing=made.closing,
             audit=made.audit,

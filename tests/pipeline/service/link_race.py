@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 
 from pipeline.client import Client
-from pipeline.errors import MillraceError
+from pipeline.errors import InputError, MillraceError
 from pipeline.storage.partial import _exchanged
 from tests.images import read_image, write_image
 from tests.pipeline.service.soak import server
@@ -133,8 +133,15 @@ def _read_from_outside(data: Path, outside: Path) -> list[str]:
             continue
         if path.suffix == ".json":
             wrong += [f"{path}: has the digest of a file outside"] if digest in path.read_text() else []
-        elif path.suffix in (".npy", ".zarr", ".tif") and read_image(path).max() > LARGEST_INSIDE:
-            wrong.append(f"{path}: has samples from outside")
+        elif path.suffix in (".npy", ".zarr", ".tif"):
+            try:
+                largest = read_image(path).max()
+            except InputError as refused:
+                # A link that was put into a folder just before it was published: it is not followed.
+                if "leads out of the service's data roots" not in str(refused):
+                    raise
+                continue
+            wrong += [f"{path}: has samples from outside"] if largest > LARGEST_INSIDE else []
     return wrong
 
 

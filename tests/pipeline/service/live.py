@@ -25,12 +25,13 @@ WAIT_S = 60.0
 
 
 @contextmanager
-def live_service(folder, *, tokens=None, target_bytes=30_000, stream=stream_on_device, **tls):
-    """Yields (url, store, the data folder, in which lies in.npy). `tls`: uvicorn's options for it."""
+def live_service(folder, *, tokens=None, target_bytes=30_000, stream=stream_on_device, urls=(), **tls):
+    """Yields (url, store, the data folder, in which lies in.npy). `urls`: further roots; `tls`: uvicorn's options for
+    it."""
     data = folder / "data"
     data.mkdir()
     write_image(data / "in.npy", np.random.default_rng(1).integers(0, 65536, (900, 301)).astype(np.uint16), "YX")
-    store, roots = Store(folder / "state" / "jobs.sqlite"), DataRoots([data])
+    store, roots = Store(folder / "state" / "jobs.sqlite"), DataRoots([data, *urls])
     device = CpuDevice(1)
     device.target_bytes = lambda job_bytes: target_bytes
     previews = folder / "previews"

@@ -285,8 +285,9 @@ def start(tmp_path, store):
 
     def make(**options):
         executor = Executor(device=CpuDevice(1), stream=options.pop("stream", stream_on_device))
-        runner = Runner(store, executor, DataRoots([tmp_path]), Limits(jobs_at_once=1), **options)
-        runner.start()
+        crashed, at_once = options.pop("crashed", False), options.pop("jobs_at_once", 1)
+        runner = Runner(store, executor, DataRoots([tmp_path]), Limits(jobs_at_once=at_once), **options)
+        runner.start(crashed=crashed)
         started.append(runner)
         return runner
 
@@ -348,13 +349,42 @@ def test_a_job_at_which_its_process_dies_three_times_fails_and_others_run(tmp_pa
 def test_a_job_that_ends_three_servers_is_not_begun_again(tmp_path, store, start):
     image(tmp_path / "in.npy")
     job = submit(store, tmp_path)
-    for deaths in (1, 2, 3):
+    for crashed, deaths in ((True, 1), (False, 1), (True, 2), (False, 2), (False, 2), (True, 3)):
         assert store.claim("killed", now=time.time(), lease_s=30.0, owner_cap=9).job.id == job
-        start(has_workers=lambda: False)
-        assert store.job(job).job.deaths == deaths
+        start(crashed=crashed, has_workers=lambda: False)
+        found = store.job(job).job
+        assert (found.deaths, found.attempts) == (deaths, 0), "one killed from outside is no job's fault"
     found = store.job(job).job
     assert found.state is State.FAILED
     assert found.error.startswith("the server died 3 times")
+
+
+def test_a_suspect_is_alone_until_it_makes_progress(tmp_path, store, start, monkeypatch):
+    """Otherwise its neighbour would be blamed for a third death too."""
+    image(tmp_path / "in.npy")
+    suspect = submit(store, tmp_path)
+    for _ in range(2):
+        store.claim("killed", now=time.time(), lease_s=30.0, owner_cap=9)
+        start(crashed=True, has_workers=lambda: False)
+    innocent = submit(store, tmp_path, "other.npy")
+    begun, may_go_on = threading.Event(), threading.Event()
+
+    def stream(job, plan, ledger, events):
+        if job.spec.output.name != "other.npy":
+            begun.set()
+            assert may_go_on.wait(WAIT_S)
+        return stream_on_device(job, plan, ledger, events)
+
+    runner = start(stream=stream, jobs_at_once=2)
+    assert begun.wait(WAIT_S)
+    assert not runner._may_claim()
+    assert store.job(innocent).job.state is State.QUEUED
+    monkeypatch.setattr("pipeline.service.runner.ALONE_S", 0.0)
+    assert runner._may_claim(), "not for longer than that"
+    assert wait(store, innocent).state is State.SUCCEEDED
+    may_go_on.set()
+    found = wait(store, suspect)
+    assert (found.state, found.deaths) == (State.SUCCEEDED, 0)
 
 
 def test_two_threads_may_end_a_process_while_a_third_waits_for_its_answer(monkeypatch):

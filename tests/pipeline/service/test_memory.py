@@ -21,7 +21,8 @@ from pipeline.service.store import Store
 from tests.images import write_image
 from tests.pipeline.service.live import live_service
 
-WAIT_S, SETTLE_S = 120.0, 20.0
+WAIT_S = 120.0
+SETTLE_S = 90.0  # asyncio keeps a cancelled timer until its time has come, and Dask's wait for 30 s or 60 s
 JOBS = 12
 KEPT = 5  # of what Dask remembers of the past, where a service allows itself a few hundred entries
 

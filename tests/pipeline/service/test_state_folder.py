@@ -1,9 +1,12 @@
-"""Backups of a service at work, and what `restore` takes, keeps and refuses."""
+"""Backups of a service at work, what `restore` takes, keeps and refuses, and how a server ended."""
 
 from __future__ import annotations
 
 import json
+import signal
 import sqlite3
+import subprocess
+import sys
 import threading
 from contextlib import closing
 
@@ -12,7 +15,7 @@ import pytest
 from pipeline.errors import OutputError, ParameterError, StorageError
 from pipeline.service import state_folder
 from pipeline.service.settings import JOBS
-from pipeline.service.state_folder import back_up, restore, sole_server
+from pipeline.service.state_folder import CRASH, back_up, noting_crashes, restore, sole_server
 from pipeline.service.store import Cap, NewJob, Store, Usage
 from tests.images import names_in
 
@@ -215,3 +218,52 @@ def test_the_commands(state, tmp_path, millrace, monkeypatch):
     assert outputs(tmp_path / "other" / JOBS) == {"a.npy"}
     code, out, said = millrace("backup", tmp_path / "b", "--state-dir", state)
     assert (code, out, said) == (2, "", f"millrace: {tmp_path / 'b'}: is there already; name another file\n")
+
+
+SERVER = """
+import os, signal, sys
+from pathlib import Path
+from pipeline.service.state_folder import noting_crashes
+with noting_crashes(Path(sys.argv[1])) as crash:
+    print(crash)
+    sys.stdout.flush()
+    if sys.argv[2]:
+        os.kill(os.getpid(), getattr(signal, sys.argv[2]))
+"""
+
+
+def test_a_server_that_crashed_is_told_from_one_that_was_killed(tmp_path):
+    found = []
+    for end in ("SIGKILL", "SIGSEGV", "SIGABRT", "", "SIGKILL", "SIGTERM", ""):
+        command = [sys.executable, "-c", SERVER, tmp_path, end]
+        ended = subprocess.run(command, check=False, stdout=subprocess.PIPE, text=True)
+        assert ended.returncode == -getattr(signal, end, 0)
+        found.append(ended.stdout.strip())
+    assert found == [
+        "None", "None", f"Fatal Python error: Segmentation fault; see {tmp_path / 'crash.log.1'}",
+        f"Fatal Python error: Aborted; see {tmp_path / 'crash.log.1'}", "None", "None", "None",
+    ]  # fmt: skip
+    assert names_in(tmp_path) == ["crash.log.1"]
+    assert "in <module>" in (tmp_path / "crash.log.1").read_text(), "where it was"
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "crash"),
+    [
+        ("boot 3", "boot 3", None), ("boot 3", "boot 4", "out of memory"), ("boot 3", "other 4", None),
+        ("", "boot 4", None), ("boot 3", "", None),
+    ],
+)  # fmt: skip
+def test_a_server_that_ended_as_memory_ran_out_crashed(tmp_path, monkeypatch, before, now, crash):
+    (tmp_path / CRASH).write_text(f"{before}\n")
+    monkeypatch.setattr(state_folder, "_memory_kills", lambda: now)
+    with noting_crashes(tmp_path) as found:
+        assert found == crash
+        assert (tmp_path / CRASH).read_text() == f"{now}\n"
+    assert names_in(tmp_path) == []
+
+
+def test_the_system_counts_what_it_kills_for_memory():
+    boot, kills = state_folder._memory_kills().split()
+    assert boot
+    assert int(kills) >= 0

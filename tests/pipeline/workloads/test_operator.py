@@ -93,7 +93,7 @@ def test_any_cut_gives_what_scipy_gives_of_the_whole(made, mode, dtype, size):
         assert receipt["audit"]["samples"] > 0
         assert receipt["audit"]["worst_error"] == 0
     assert receipt["chunks"] > 1
-    assert receipt["parameters"] == {"size": size, "mode": mode, **options}
+    assert receipt["parameters"] == {"levels": "auto", "size": size, "mode": mode, **options}
 
 
 @pytest.mark.parametrize(("shape", "axes"), [((40, 31, 3), "YXS"), ((9, 23, 17), "ZYX"), ((7, 19, 12, 2), "ZYXS")])
@@ -252,8 +252,8 @@ def options(
 def test_keyword_parameters_are_fields():
     schema = options.Parameters.model_json_schema()
     assert list(schema["properties"]) == [
-        "chunks", "shards", "compression", "crop", "times", "mode", "cval", "count", "kind", "power", "flag", "steps",
-        "share", "label",
+        "chunks", "shards", "compression", "levels", "crop", "times", "mode", "cval", "count", "kind", "power", "flag",
+        "steps", "share", "label",
     ]  # fmt: skip
     assert schema["required"] == ["count"]
     assert schema["properties"]["share"]["description"] == "how much"

@@ -1,19 +1,27 @@
 """GeoTIFF's tags, carried from a file to the next: where the raster lies, its coordinate system, and nodata.
 
-Sources: OGC GeoTIFF 1.1 (19-008r4); GDAL's GTiff driver (GDAL_NODATA).
+Sources: OGC GeoTIFF 1.1 (19-008r4); GDAL's GTiff driver (GDAL_METADATA: names, colours and
+units of bands; GDAL_NODATA).
 """
 
 from __future__ import annotations
 
+import math
+import re
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
 
 PIXEL_SCALE, TIEPOINT, TRANSFORMATION = 33550, 33922, 34264
-KEY_DIRECTORY, DOUBLE_PARAMS, ASCII_PARAMS, NODATA = 34735, 34736, 34737, 42113
-TAGS = (PIXEL_SCALE, TIEPOINT, TRANSFORMATION, KEY_DIRECTORY, DOUBLE_PARAMS, ASCII_PARAMS, NODATA)
+KEY_DIRECTORY, DOUBLE_PARAMS, ASCII_PARAMS, GDAL_METADATA, NODATA = 34735, 34736, 34737, 42112, 42113
+TAGS = (PIXEL_SCALE, TIEPOINT, TRANSFORMATION, KEY_DIRECTORY, DOUBLE_PARAMS, ASCII_PARAMS, GDAL_METADATA, NODATA)
 SHORT, ASCII, DOUBLE = 3, 2, 12
-_KINDS = {KEY_DIRECTORY: SHORT, ASCII_PARAMS: ASCII, NODATA: ASCII}
+_KINDS = {KEY_DIRECTORY: SHORT, ASCII_PARAMS: ASCII, GDAL_METADATA: ASCII, NODATA: ASCII}
+# Of the samples of the input, and of overviews.
+_UNTRUE = re.compile(rb'\s*<Item name="(?:STATISTICS_|OVR_)[^>]*>[^<]*</Item>')
 _CODES = {SHORT: "H", DOUBLE: "d"}
 
 
@@ -26,7 +34,7 @@ class GeoTags:
     @property
     def is_placed(self) -> bool:
         """Whether the raster has a place or a coordinate system, and not only a nodata value."""
-        return any(tag in self.values for tag in TAGS if tag != NODATA)
+        return any(tag in self.values for tag in TAGS if tag not in (GDAL_METADATA, NODATA))
 
     @property
     def nodata(self) -> float | None:
@@ -62,6 +70,16 @@ class GeoTags:
         return found
 
 
+def nodata_of(metadata: Mapping[str, Any], dtype: np.dtype[Any]) -> float | None:
+    """The value that a file with this metadata states for missing samples, if samples of this dtype can have it."""
+    place = metadata.get("geo")
+    value = place.nodata if isinstance(place, GeoTags) else None
+    if value is None or dtype.kind == "f":
+        return value
+    limits = np.iinfo(np.uint8 if dtype.kind == "b" else dtype)
+    return value if math.isfinite(value) and value == int(value) and limits.min <= value <= limits.max else None
+
+
 def from_values(found: Mapping[int, tuple[int, bytes]], order: str) -> GeoTags:
     """Of field type and bytes by tag, in the file's byte order; tags of another type are left out."""
     values = {}
@@ -71,7 +89,7 @@ def from_values(found: Mapping[int, tuple[int, bytes]], order: str) -> GeoTags:
             if code is not None and order != "<":
                 count = len(data) // struct.calcsize(code)
                 data = struct.pack(f"<{count}{code}", *struct.unpack(f">{count}{code}", data))
-            values[tag] = data
+            values[tag] = _UNTRUE.sub(b"", data) if tag == GDAL_METADATA else data
     return GeoTags(values)
 
 

@@ -48,11 +48,16 @@ def axes(calibration: Calibration, stored: str) -> list[dict[str, str]]:
     return found
 
 
-def transformations(calibration: Calibration, stored: str) -> list[dict[str, Any]]:
-    """Of level 0."""
-    scale = [calibration.steps.get(letter, Step(1.0)).size for letter in stored]
+def transformations(calibration: Calibration, stored: str, level: int = 0) -> list[dict[str, Any]]:
+    """Of a level, whose samples lie at the centres of boxes of 2 ** level rows and columns."""
+    boxes = [1 << level if letter in "YX" else 1 for letter in stored]
+    sizes = [calibration.steps.get(letter, Step(1.0)).size for letter in stored]
+    scale = [size * box for size, box in zip(sizes, boxes, strict=True)]
     found: list[dict[str, Any]] = [{"type": "scale", "scale": scale}]
-    first = [calibration.origin.get(letter, 0.0) for letter in stored]
+    first = [
+        calibration.origin.get(letter, 0.0) + size * (box - 1) / 2
+        for letter, size, box in zip(stored, sizes, boxes, strict=True)
+    ]
     return [*found, {"type": "translation", "translation": first}] if any(first) else found
 
 
@@ -60,7 +65,7 @@ def omero(calibration: Calibration, dtype: np.dtype[Any]) -> dict[str, Any] | No
     """Names and colours, shown over the range of the samples' type; None if nothing is known."""
     if not calibration.channels:
         return None
-    low, high = (0.0, 1.0) if dtype.kind == "f" else (float(np.iinfo(dtype).min), float(np.iinfo(dtype).max))
+    low, high = (0.0, 1.0) if dtype.kind in "bf" else (float(np.iinfo(dtype).min), float(np.iinfo(dtype).max))
     window = {"min": low, "max": high, "start": low, "end": high}
     described = [
         {"label": channel.name, "color": channel.colour or _NO_COLOUR, "active": True, "window": window}

@@ -41,8 +41,8 @@ class Tiff(ImageFormat):
             raise ParameterError(f"--compression {storage.compression}: TIFF takes {', '.join(COMPRESSIONS)}")
         if storage.shards is not None:
             raise ParameterError("--shards: TIFF has none; choose .zarr, or leave it out")
-        if storage.chunks is not None and storage.compression in (None, "none"):
-            raise ParameterError("--chunks: only a compressed TIFF is tiled; add --compression, or leave it out")
+        if storage.levels not in (None, 1):
+            raise ParameterError("--levels: TIFF is written without further levels; choose .zarr, or leave it out")
         return Tiff(storage)
 
     def recognises(self, path: Path, first_bytes: bytes) -> bool:
@@ -94,9 +94,11 @@ class Tiff(ImageFormat):
         return tuple(min(sizes.get(letter, 1), size) for letter, size in zip(header.axes, header.shape, strict=True))
 
     def _tiling(self, header: ImageHeader) -> Tiling | None:
-        """The tiles of a compressed file; None: uncompressed. ParameterError if their size is not allowed."""
-        compression = self._storage.compression
-        if compression in (None, "none"):
+        """The tiles; None: strips. Files are tiled if they are compressed, as their input is unless another scheme is
+        chosen, if tiles have a size, or if eight samples share a byte. ParameterError if the size is not allowed."""
+        found = header.metadata.get("compression", "none")
+        compression = self._storage.compression or (found if found in COMPRESSIONS else "deflate")
+        if compression == "none" and self._storage.chunks is None and header.dtype.kind != "b":
             return None
         chunks = along_axes(self._storage.chunks or (_TILE,), header, "--chunks")
         sizes = dict(zip(header.axes, chunks, strict=True))

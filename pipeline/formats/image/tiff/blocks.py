@@ -35,7 +35,8 @@ _STRAIGHT = {
 _OF_INTEGERS, _OF_FLOATS = 2, 3
 _MANY_CORES = 5
 _AT_ONCE_BYTES = 1 << 20
-_PREDICTORS = {"u": (1, _OF_INTEGERS), "i": (1, _OF_INTEGERS), "f": (1, _OF_FLOATS)}
+# Of samples of one bit none: tifffile unpacks them.
+_PREDICTORS = {"b": (), "u": (1, _OF_INTEGERS), "i": (1, _OF_INTEGERS), "f": (1, _OF_FLOATS)}
 
 Place = tuple[int, int, int]  # plane, down, across
 Span = tuple[int, int]  # start, stop

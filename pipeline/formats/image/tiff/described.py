@@ -6,10 +6,11 @@ from typing import Any
 
 from pipeline.formats.image.metadata import Calibration, geotiff, imagej, ome_xml, resolution
 from pipeline.formats.image.tiff.ifd import Directory, Tag
-from pipeline.formats.image.tiff.page import Page
+from pipeline.formats.image.tiff.page import COMPRESSIONS, UNCOMPRESSED, Page
 from pipeline.formats.image.tiff.stack import Stack
 
 _MOST_LABELS = 1 << 17
+_SCHEMES = {"LZW": "lzw", "deflate": "deflate", "Zstandard": "zstd"}  # those that are written
 
 
 def described(stack: Stack) -> tuple[dict[str, Any], Calibration]:
@@ -38,6 +39,8 @@ def _imagej_channels(stack: Stack) -> Any:
 def _carried(directory: Directory, page: Page) -> dict[str, Any]:
     """The values that a new TIFF takes over, as the tags hold them; those unknown to TIFF 6.0 are dropped."""
     found: dict[str, Any] = {"photometric": page.photometric}
+    if page.compression != UNCOMPRESSED:
+        found["compression"] = _SCHEMES.get(COMPRESSIONS[page.compression], "other")
     extra = directory.all_numbers(Tag.EXTRA_SAMPLES, page.shape[2])
     if extra and max(extra) <= 2:
         found["extra_samples"] = extra

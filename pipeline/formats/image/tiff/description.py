@@ -13,7 +13,7 @@ from pipeline.formats.image.base import ImageHeader
 from pipeline.formats.image.metadata import geotiff, imagej, ome_xml, resolution
 
 _OME_SUFFIXES = (".ome.tif", ".ome.tiff", ".ome.tf8", ".ome.btf")
-OME_DTYPES = {"int8", "int16", "int32", "uint8", "uint16", "uint32", "float32", "float64"}
+OME_DTYPES = {"bool", "int8", "int16", "int32", "uint8", "uint16", "uint32", "float32", "float64"}
 # ImageJ's own reader takes no others.
 _IMAGEJ_DTYPES = {"uint8", "uint16", "float32"}
 

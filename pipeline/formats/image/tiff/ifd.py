@@ -28,6 +28,7 @@ _WINDOW_BYTES = 1024  # an IFD and the small values behind it, usually in one re
 _TITLES = {
     "ICC_PROFILE": "ICCProfile",
     "JPEG_TABLES": "JPEGTables",
+    "GDAL_METADATA": "GDAL_METADATA",
     "GDAL_NODATA": "GDAL_NODATA",
     "IJ_METADATA": "IJMetadata",
     "IJ_METADATA_BYTE_COUNTS": "IJMetadataByteCounts",
@@ -72,6 +73,7 @@ class Tag(IntEnum):
     GEO_KEY_DIRECTORY = 34735
     GEO_DOUBLE_PARAMS = 34736
     GEO_ASCII_PARAMS = 34737
+    GDAL_METADATA = 42112
     GDAL_NODATA = 42113
     IJ_METADATA_BYTE_COUNTS = 50838
     IJ_METADATA = 50839

@@ -14,10 +14,11 @@ from pipeline.formats.image.base import OF_COMPLEX
 from pipeline.formats.image.tiff.ifd import MAX_SEGMENTS, Directory, Tag
 
 # (bits, SampleFormat) → dtype
-_DTYPES = {(8, 1): "u1", (16, 1): "u2", (16, 2): "i2", (32, 3): "f4", (64, 3): "f8"}
+_DTYPES = {(1, 1): "?", (8, 1): "u1", (16, 1): "u2", (32, 1): "u4", (64, 1): "u8"}
+_DTYPES |= {(8, 2): "i1", (16, 2): "i2", (32, 2): "i4", (64, 2): "i8", (16, 3): "f2", (32, 3): "f4", (64, 3): "f8"}
 _FORMATS = {1: "unsigned integer", 2: "signed integer", 3: "float", 5: "complex integer", 6: "complex"}
 _COMPLEX = (5, 6)
-_SUPPORTED = "uint8, uint16, int16, float32 and float64 are: convert the file first"
+_SUPPORTED = "integers of 1, 8, 16, 32 and 64 bits and floats of 16, 32 and 64 are: convert the file first"
 
 UNCOMPRESSED = 1
 JPEG = 7
@@ -89,7 +90,7 @@ class Page:
     @property
     def raw(self) -> bool:
         """Whether the file holds the samples unencoded, apart from their byte order."""
-        return self.compression == UNCOMPRESSED and self.fill_order == 1
+        return self.compression == UNCOMPRESSED and self.fill_order == 1 and self.dtype.kind != "b"
 
     @property
     def block_samples(self) -> int:
@@ -104,6 +105,11 @@ class Page:
     @cached_property
     def block_row_bytes(self) -> int:
         return self.block[1] * self.block_samples * self.dtype.itemsize
+
+    @property
+    def stored_row_bytes(self) -> int:
+        """Bytes of a row of a strip or tile before compression: eight samples of one bit share a byte."""
+        return -(-self.block_row_bytes // 8) if self.dtype.kind == "b" else self.block_row_bytes
 
     @property
     def plane_bytes(self) -> int:
@@ -251,8 +257,8 @@ def _needed_bytes(page: Page, grid: tuple[int, int, int], file_bytes: int) -> ND
         return np.ones(grid, np.int64)
     last_rows = page.block[0] if page.tiled else page.shape[0] - (grid[1] - 1) * page.block[0]
     # A wrong size may exceed 2⁶³; anything past the file's end is the same fault.
-    needed = np.full(grid, min(-(-page.block[0] * page.block_row_bytes // at_most), file_bytes + 1), np.int64)
-    needed[:, -1] = min(-(-last_rows * page.block_row_bytes // at_most), file_bytes + 1)
+    needed = np.full(grid, min(-(-page.block[0] * page.stored_row_bytes // at_most), file_bytes + 1), np.int64)
+    needed[:, -1] = min(-(-last_rows * page.stored_row_bytes // at_most), file_bytes + 1)
     return needed
 
 

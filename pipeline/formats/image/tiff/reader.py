@@ -22,7 +22,7 @@ from pipeline.formats.image.tiff.described import described
 from pipeline.formats.image.tiff.ifd import read_directories
 from pipeline.formats.image.tiff.page import Page
 from pipeline.formats.image.tiff.stack import Stack, arrange
-from pipeline.storage.positional import PositionalFile
+from pipeline.storage.object_file import opened_to_read
 
 _Block = tuple[Part, Part]  # what a region has of a strip or tile, along rows and columns
 
@@ -54,7 +54,7 @@ class TiffReader(ImageReader):
     def __init__(self, path: Path) -> None:
         """InputError if a tag is wrong, a page differs, or the samples are of an unsupported kind."""
         self.path = path
-        self._file = PositionalFile(path)
+        self._file = opened_to_read(path)
         try:
             self._stack = arrange(read_directories(self._file))
             self._blocks = DecodedBlocks(self._file, self._stack.pages)

@@ -14,12 +14,13 @@ from pipeline.formats.image.base import ImageHeader
 
 # By name: the scheme, imagecodecs' encoder and its level, and by how much it may at most enlarge, in 256ths.
 _SCHEMES: dict[str, tuple[int, str, int | None, int]] = {
+    "none": (1, "none", None, 0),
     "deflate": (8, "deflate", 3, 4),
     "lzw": (5, "lzw", None, 136),  # codes of 12 bits
     "zstd": (50000, "zstd", 1, 4),
 }
-COMPRESSIONS = ("none", *_SCHEMES)
-_HORIZONTAL, _OF_FLOATS = 2, 3
+COMPRESSIONS = tuple(_SCHEMES)
+_NO_PREDICTOR, _HORIZONTAL, _OF_FLOATS = 1, 2, 3
 _FURTHER_BYTES = 4096
 
 
@@ -38,6 +39,8 @@ class Tiling:
 
     def predictor(self, header: ImageHeader) -> int:
         """The value of the tag Predictor."""
+        if self.compression == "none" or header.dtype.kind == "b":
+            return _NO_PREDICTOR
         return _OF_FLOATS if header.dtype.kind == "f" else _HORIZONTAL
 
     def grid(self, header: ImageHeader) -> tuple[int, int]:
@@ -70,8 +73,16 @@ class Tiling:
         if samples.shape != shape:
             tile[...] = 0
         tile[: samples.shape[0], : samples.shape[1]] = samples
-        predict: Any = imagecodecs.floatpred_encode if header.dtype.kind == "f" else imagecodecs.delta_encode
-        predict(tile, axis=-2, out=predicted)
+        predictor = self.predictor(header)
+        if header.dtype.kind == "b":
+            predicted = np.packbits(tile.reshape(self.rows, -1), axis=1)
+        elif predictor == _NO_PREDICTOR:
+            predicted = tile
+        else:
+            predict: Any = imagecodecs.floatpred_encode if predictor == _OF_FLOATS else imagecodecs.delta_encode
+            predict(tile, axis=-2, out=predicted)
+        if name == "none":
+            return np.asarray(predicted.reshape(-1).view(np.uint8))
         encode = getattr(imagecodecs, f"{name}_encode")
         found = encode(predicted, out=room) if level is None else encode(predicted, level, out=room)
         encoded: NDArray[np.uint8] = room[: len(found)]

@@ -35,7 +35,7 @@ _SOFTWARE = b"Millrace\0"
 _WHITE_IS_ZERO, _BLACK_IS_ZERO, _INKS = 0, 1, 5
 _COLOURS = {_WHITE_IS_ZERO: 1, _BLACK_IS_ZERO: 1, RGB: 3, _INKS: 4}  # samples of the colour itself
 _UNSPECIFIED, _STRAIGHT_ALPHA = 0, 2  # ExtraSamples
-_SAMPLE_FORMATS = {"u": 1, "i": 2, "f": 3}
+_SAMPLE_FORMATS = {"b": 1, "u": 1, "i": 2, "f": 3}
 _OF_FIRST_PAGE = {Tag.IMAGE_DESCRIPTION, Tag.IJ_METADATA, Tag.IJ_METADATA_BYTE_COUNTS}
 _SHORT, _LONG, _RATIONAL, _ASCII, _UNDEFINED, _LONG8 = 3, 4, 5, 2, 7, 16
 _FORMATS = {_SHORT: "H", _LONG: "I", _LONG8: "Q"}
@@ -172,10 +172,11 @@ class Layout:
     def _described(self, header: ImageHeader, path: Path) -> list[_Field]:
         """Every tag but the tables of blocks."""
         photometric, extra = _colour(header.metadata, self.samples, header.dtype)
+        bits = 1 if header.dtype.kind == "b" else 8 * header.dtype.itemsize
         described = [
             _numbers(Tag.IMAGE_WIDTH, _LONG, self.columns),
             _numbers(Tag.IMAGE_LENGTH, _LONG, self.rows),
-            _numbers(Tag.BITS_PER_SAMPLE, _SHORT, *[8 * header.dtype.itemsize] * self.samples),
+            _numbers(Tag.BITS_PER_SAMPLE, _SHORT, *[bits] * self.samples),
             _numbers(Tag.PHOTOMETRIC_INTERPRETATION, _SHORT, photometric),
             _numbers(Tag.SAMPLES_PER_PIXEL, _SHORT, self.samples),
             _numbers(Tag.PLANAR_CONFIGURATION, _SHORT, 1),
@@ -231,7 +232,7 @@ def _colour(metadata: Mapping[str, Any], channels: int, dtype: np.dtype[Any]) ->
     if carried in _COLOURS and _COLOURS[carried] + len(extra) == channels:
         return int(carried), extra
     colours = 3 if channels in (3, 4) else 1
-    alpha = channels - colours == 1 and dtype.kind == "u"
+    alpha = channels - colours == 1 and dtype.name in ("uint8", "uint16")
     if channels == 4 and not alpha:
         colours = 1
     further = (_STRAIGHT_ALPHA,) if alpha else (_UNSPECIFIED,) * (channels - colours)

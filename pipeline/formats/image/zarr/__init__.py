@@ -1,11 +1,12 @@
 """Zarr: version 3 and 2 in (arrays, groups of one array, OME-Zarr 0.4 and 0.5), OME-Zarr 0.5 out.
 
-Images are stored with channels before the spatial axes, in chunks of 2 MiB.
+Images are stored with channels before the spatial axes, in chunks of 2 MiB; those of more than 8 GiB in shards.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,14 @@ from pipeline.formats.image.base import (
     along_axes,
 )
 from pipeline.formats.image.metadata import ome_zarr
+from pipeline.formats.image.pyramid import LABELS, Reduction, at_level, chosen_levels
 from pipeline.formats.image.zarr.layout import COLOURS_MARK
 from pipeline.formats.image.zarr.reader import MARKS, ZarrReader
 from pipeline.formats.image.zarr.writer import COMPRESSIONS, DEFAULT_COMPRESSION, ZarrWriter, ome_metadata
 from pipeline.storage.partial import Opening
+
+# Objects of metadata, by their places below an image that this or other writers make.
+METADATA_NAMES = (*MARKS, ".zattrs", "0/zarr.json", "0/.zarray")
 
 _STORED_ORDER = "TCZYX"
 # Chunks of few rows, so that the bands of rows in which wide images are processed contain whole chunks. 2 MiB each;
@@ -32,6 +37,10 @@ _STORED_ORDER = "TCZYX"
 _CHUNK_ROWS = 256
 _CHUNK_BYTES = 2 << 20
 _SMALLEST_BYTES = 64 << 10
+# Of larger images several chunks share a file, since file systems and tape archives suffer from millions of files. The
+# shards are no larger than a good chunk of a job, which had better write whole ones.
+SHARDED_BYTES = 8 << 30
+_SHARD_BYTES = 16 << 20
 
 
 class Zarr(ImageFormat):
@@ -75,7 +84,8 @@ class Zarr(ImageFormat):
         # OME-Zarr has no samples of a pixel: colours are channels there, with a mark for our reader.
         letters = header.axes.replace("S", "C")
         stored = "".join(letter for letter in _STORED_ORDER if letter in letters)
-        attributes: dict[str, Any] = {"ome": _metadata(path, header, stored)}
+        levels = self.levels(header, path)
+        attributes: dict[str, Any] = {"ome": _metadata(path, header, stored, levels)}
         if "S" in header.axes:
             attributes[COLOURS_MARK] = True
         chunk, shard = self._shapes(header)
@@ -89,7 +99,21 @@ class Zarr(ImageFormat):
             shard=shard,
             compression=self._storage.compression or DEFAULT_COMPRESSION,
             attributes=attributes,
+            further=[self._shapes_at(header, level) for level in range(1, levels)],
         )
+
+    def levels(self, header: ImageHeader, path: Path) -> int:
+        return chosen_levels(self._storage.levels, header)
+
+    def _shapes_at(self, header: ImageHeader, level: int) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
+        """The chunk's and the shard's extent at a level. Its shards cover what those of level 0 do, so that these
+        together fill them, as far as whole chunks do."""
+        shard = self._shapes(header)[1]
+        chunk = self._shapes(at_level(header, level))[0]
+        if shard is None:
+            return chunk, None
+        halved = (n >> level if letter in "YX" else n for n, letter in zip(shard, header.axes, strict=True))
+        return chunk, tuple(max(-(-n // part), 1) * part for n, part in zip(halved, chunk, strict=True))
 
     def _shapes(self, header: ImageHeader) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
         """The chunk's and the shard's extent along the image's axes. ParameterError if they do not fit together."""
@@ -105,7 +129,8 @@ class Zarr(ImageFormat):
                 f"--chunks: {chunk_bytes:,} bytes in a chunk, and at most {LARGEST_BYTES:,} can be read"
             )
         if shards is None:
-            return chunk, None
+            is_large = chunks is None and header.nbytes > SHARDED_BYTES
+            return chunk, _shard_shape(header, chunk) if is_large else None
         shard = along_axes(shards, header, "--shards")
         if any(whole % part for whole, part in zip(shard, chunk, strict=True)):
             raise ParameterError(
@@ -132,8 +157,22 @@ def _chunk_shape(header: ImageHeader) -> tuple[int, ...]:
     return tuple(chunk.get(letter, 1) for letter in header.axes)
 
 
-def _metadata(path: Path, header: ImageHeader, stored: str) -> dict[str, Any]:
+def _shard_shape(header: ImageHeader, chunk: tuple[int, ...]) -> tuple[int, ...]:
+    """Neighbouring chunks, along X first, since jobs cut wide images into bands of rows."""
+    shard, room = list(chunk), _SHARD_BYTES // (math.prod(chunk) * header.dtype.itemsize)
+    for axis in reversed(range(len(chunk))):
+        if header.axes[axis] in "ZYX":
+            count = max(min(room, -(-header.shape[axis] // chunk[axis])), 1)
+            shard[axis], room = count * chunk[axis], room // count
+    return tuple(shard)
+
+
+def _metadata(path: Path, header: ImageHeader, stored: str, levels: int) -> dict[str, Any]:
     known = header.calibration
-    described = ome_metadata(path, ome_zarr.axes(known, stored), ome_zarr.transformations(known, stored))
+    placed = [ome_zarr.transformations(known, stored, level) for level in range(levels)]
+    method = Reduction.of(header).method if levels > 1 else None
+    described = ome_metadata(path, ome_zarr.axes(known, stored), *placed, method=method)
+    if isinstance(header.metadata.get(LABELS), Mapping):
+        described |= {LABELS: header.metadata[LABELS]}
     omero = header.metadata.get("omero") or ome_zarr.omero(known, header.dtype)
     return described if omero is None else described | {"omero": omero}

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.codecs.block_cache import BlockCache
+from pipeline.codecs.chunk_codec import ChunkCodec
 from pipeline.codecs.scratch import scratch
 from pipeline.errors import InputError
 from pipeline.formats.image.base import Region
@@ -30,7 +31,12 @@ OpenFile = Callable[[str, int], int]
 
 
 class ChunkFiles:
-    """Where the chunks of an array are stored, and their encoded bytes. Safe in several threads."""
+    """Where the chunks of an array are stored, and their encoded bytes. Safe in several threads.
+
+    waits : whether reading mostly waits for a server
+    """
+
+    waits = False
 
     def __init__(self, folder: Path, array: StoredArray, open_file: OpenFile = open_beneath) -> None:
         """`open_file`: makes a descriptor of the path of a file in the folder."""
@@ -144,13 +150,18 @@ class ChunkFiles:
             raise ValueError(f"its shard has {size:,} bytes, too few for an index")
         data = np.empty(nbytes, np.uint8)
         self._fill(descriptor, place, size - nbytes if self.array.index_ends else 0, data)
-        index: NDArray[np.uint64] = codec.decode(data)
-        starts, lengths = index[..., 0], index[..., 1]
-        stored = (starts != MISSING) | (lengths != MISSING)
-        # Differences, since sums may pass the type's range.
-        if np.any(stored & ((starts > size) | (lengths > np.uint64(size) - np.minimum(starts, np.uint64(size))))):
-            raise ValueError("an entry of its shard's index lies outside the shard")
-        return index
+        return shard_index(codec, data, size)
+
+
+def shard_index(codec: ChunkCodec, data: NDArray[np.uint8], size: int) -> NDArray[np.uint64]:
+    """The decoded index of a shard of `size` bytes. ValueError if an entry lies outside it."""
+    index: NDArray[np.uint64] = codec.decode(data)
+    starts, lengths = index[..., 0], index[..., 1]
+    stored = (starts != MISSING) | (lengths != MISSING)
+    # Differences, since sums may pass the type's range.
+    if np.any(stored & ((starts > size) | (lengths > np.uint64(size) - np.minimum(starts, np.uint64(size))))):
+        raise ValueError("an entry of its shard's index lies outside the shard")
+    return index
 
 
 def open_regular(path: Path, open_file: OpenFile = open_beneath) -> PositionalFile | None:

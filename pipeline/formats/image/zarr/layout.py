@@ -5,6 +5,7 @@ Sources: Zarr v2 and v3 specifications; OME-Zarr (NGFF) 0.4 and 0.5, section "mu
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -15,6 +16,7 @@ from pipeline.errors import InputError, counted
 from pipeline.formats.image.base import AXES
 from pipeline.formats.image.metadata import Calibration
 from pipeline.formats.image.metadata.ome_zarr import from_multiscales
+from pipeline.formats.image.pyramid import LABELS
 
 _ORDER = "TCZYX"
 COLOURS_MARK = "millrace:colours"  # a group's attribute: its channels are the samples of a pixel
@@ -28,13 +30,15 @@ class Layout:
 
     stored   : a letter for each of the array's axes (of `AXES`); '?' for any other, whose length is 1
     axes     : the image's axes, of `AXES` in this order
-    metadata : what a new Zarr takes over: `omero`
+    metadata : what a new Zarr takes over: `omero`, and `image-label` of labels
+    levels   : of the pyramid
     """
 
     stored: str
     axes: str
     calibration: Calibration = field(default_factory=Calibration)
     metadata: dict[str, Any] = field(default_factory=dict)
+    levels: int = 1
 
     def shape(self, stored_shape: tuple[int, ...]) -> tuple[int, ...]:
         """The image's shape, from the array's."""
@@ -72,21 +76,42 @@ def _multiscale_image(node: Any, multiscales: Any, ome: Mapping[str, Any], path:
     """Level 0 of the first (by the specification: the default) multiscale image."""
     try:
         image = multiscales[0]
-        level = image["datasets"][0]
+        level, *smaller = image["datasets"]
         array = node[str(level["path"])]
         axes = [axis if isinstance(axis, str) else axis["name"] for axis in image.get("axes", "tczyx")]
     except (LookupError, TypeError, AttributeError) as exc:
         raise InputError(f"{path}: its OME metadata (multiscales) is incomplete ({exc!r}); export it again") from exc
     if not hasattr(array, "chunks"):
         raise InputError(f"{path}: its OME metadata names {level['path']}, which is not an array; export it again")
+    _check_levels(node, array, smaller, path)
     letters = "".join(axis.upper() if axis.upper() in _ORDER else "?" for axis in map(str, axes))
     if node.attrs.asdict().get(COLOURS_MARK) is True:
         letters = letters.replace("C", "S")
     omero = ome.get("omero")
     found = _layout(letters, array.shape, path)
     calibration = from_multiscales(image, level, omero, letters, array.shape)
-    metadata = {"omero": omero} if isinstance(omero, Mapping) else {}
-    return array, replace(found, calibration=calibration, metadata=metadata)
+    metadata = {key: ome[key] for key in ("omero", LABELS) if isinstance(ome.get(key), Mapping)}
+    return array, replace(found, calibration=calibration, metadata=metadata, levels=1 + len(smaller))
+
+
+def _check_levels(node: Any, array: Any, smaller: Any, path: Path) -> None:
+    """InputError unless each smaller level is an array of the same axes and dtype, and no larger than that before."""
+    before = array
+    for number, dataset in enumerate(smaller, 1):
+        where = f"{path}: level {number} of its pyramid"
+        try:
+            name = str(dataset["path"])
+            level = node[name]
+        except (LookupError, TypeError, OSError) as exc:
+            raise InputError(f"{where} is missing; copy it again, or remove the level from its metadata") from exc
+        if not hasattr(level, "chunks"):
+            raise InputError(f"{where} ({name}) is not an array; export it again")
+        found, expected = f"{tuple(level.shape)} {level.dtype}", f"{tuple(before.shape)} {before.dtype}"
+        if level.ndim != before.ndim or level.dtype != before.dtype or any(map(operator.gt, level.shape, before.shape)):
+            raise InputError(
+                f"{where} ({name}) is {found}, and does not fit the level before it of {expected}; export it again"
+            )
+        before = level
 
 
 def _plain_layout(array: Any, path: Path) -> Layout:

@@ -17,6 +17,7 @@ import numpy as np
 
 from pipeline.formats.image.zarr.chunk_files import open_regular
 from pipeline.formats.image.zarr.stored_array import StoredArray, stored_array
+from pipeline.storage.objects import ObjectPath
 
 _LARGEST_METADATA_BYTES = 1 << 24
 _NAMES = re.compile(r"\w[\w .-]*(/\w[\w .-]*)*")
@@ -62,10 +63,11 @@ class Array:
     def __post_init__(self) -> None:
         content = self.metadata.content
         dtype = content.get("data_type") or content.get("dtype")
-        _need(isinstance(dtype, str) and _DTYPE.fullmatch(dtype) and np.dtype(dtype).kind in "uif")
+        _need(isinstance(dtype, str) and _DTYPE.fullmatch(dtype) and np.dtype(dtype).kind in "buif")
         fill = content.get("fill_value")
-        _need(fill is None or type(fill) in (int, float))
-        if fill is not None and np.dtype(dtype).kind != "f":
+        _need(fill is None or type(fill) in (bool, int, float))
+        _need(fill is None or (type(fill) is bool) == (np.dtype(dtype).kind == "b"))
+        if fill is not None and np.dtype(dtype).kind in "ui":
             _need(type(fill) is int and np.iinfo(dtype).min <= fill <= np.iinfo(dtype).max)
         found = stored_array(content, fill)
         if found is None:
@@ -121,7 +123,8 @@ class Group:
 
     def _members(self) -> Iterator[tuple[str, Array | Group]]:
         for entry in sorted((self.root / self.path).iterdir()):
-            if entry.is_dir():
+            # An object store's listing does not tell which names are prefixes.
+            if entry.is_dir() or (isinstance(entry, ObjectPath) and not entry.exists()):
                 yield entry.name, self[entry.name]
 
 
@@ -158,12 +161,18 @@ def _attributes(found: Any) -> Attributes:
 
 def _read(path: Path) -> dict[str, Any] | None:
     """The object in a JSON file; None if there is no such file."""
-    file = open_regular(path)
-    if file is None:
-        return None
-    with closing(file):
-        _need(file.size <= _LARGEST_METADATA_BYTES)
-        data = file.head(file.size)
+    if isinstance(path, ObjectPath):
+        try:
+            data = bytes(path.get(_LARGEST_METADATA_BYTES)[0])
+        except FileNotFoundError:
+            return None
+    else:
+        file = open_regular(path)
+        if file is None:
+            return None
+        with closing(file):
+            _need(file.size <= _LARGEST_METADATA_BYTES)
+            data = file.head(file.size)
     found = json.loads(data)
     _need(isinstance(found, dict))
     return dict(found)

@@ -31,9 +31,11 @@ from pipeline.formats.image.base import (
     touches,
 )
 from pipeline.formats.image.zarr.chunk_files import ChunkFiles
+from pipeline.formats.image.zarr.chunk_objects import ChunkObjects
 from pipeline.formats.image.zarr.layout import Layout, find_array
 from pipeline.formats.image.zarr.nodes import UnusualError, node
-from pipeline.formats.image.zarr.stored_array import Place, stored_array
+from pipeline.formats.image.zarr.stored_array import Place, StoredArray, stored_array
+from pipeline.storage.objects import ObjectPath, failure
 from pipeline.storage.positional import reading
 
 MARKS = ("zarr.json", ".zarray", ".zgroup")
@@ -62,12 +64,15 @@ class ZarrReader(ImageReader):
         if min(self._chunk) < 1 or chunk_bytes > LARGEST_BYTES:
             raise InputError(f"{path}: chunks of {chunk_bytes:,} bytes, {self._chunk}; write it again in smaller ones")
         shape = self._layout.shape(self._array.shape)
+        stored = stored_array(self._array.metadata.to_dict(), self._array.fill_value)
+        is_compressed = stored is None or any(stage.name != "crc32c" for stage in stored.codec.stages)
         self.header = ImageHeader(
             shape=shape,
             axes=self._layout.axes,
             dtype=dtype,
-            metadata=self._layout.metadata,
+            metadata=self._layout.metadata | ({"compression": "other"} if is_compressed else {}),
             calibration=self._layout.calibration,
+            levels=self._layout.levels,
         )
         self.block_shape = tuple(min(c, n) for c, n in zip(self._layout.shape(self._chunk), shape, strict=True))
         across = math.prod(
@@ -77,8 +82,8 @@ class ZarrReader(ImageReader):
         self._stored_bytes = math.prod(self._chunk) * (_WIDEST_BYTES if widened else dtype.itemsize)
         self._chunk_bytes = chunk_bytes
         self._cache = BlockCache(row_bytes=across * chunk_bytes, block_bytes=chunk_bytes)
-        stored = stored_array(self._array.metadata.to_dict(), self._array.fill_value)
-        self._files = None if stored is None else ChunkFiles(path / self._array.path, stored)
+        self._files = None if stored is None else _chunks(path / self._array.path, stored)
+        self._waits = isinstance(path, ObjectPath)
         self._is_raw = stored is not None and stored.codec.is_raw
 
     def read(self, region: Region, out: NDArray[Any]) -> None:
@@ -95,8 +100,8 @@ class ZarrReader(ImageReader):
             if not self._copy(piece, target, wait=False):
                 busy.append(piece)
 
-        for_each(copy, pieces, self._stored_bytes)
-        for_each(lambda piece: self._copy(piece, target, wait=True), busy, self._stored_bytes)
+        for_each(copy, pieces, self._stored_bytes, waits=self._waits)
+        for_each(lambda piece: self._copy(piece, target, wait=True), busy, self._stored_bytes, waits=self._waits)
 
     def expect(self, spans: Sequence[Sequence[tuple[int, int]]]) -> None:
         given = dict(zip(self.header.axes, spans, strict=True))
@@ -162,31 +167,52 @@ class ZarrReader(ImageReader):
 
 def _open(path: Path) -> tuple[Any, Layout]:
     """Open the image's array; only metadata is read."""
-    if path.is_file():
-        raise InputError(f"{path}: is a file, but a Zarr image is a folder; unpack it, or name a folder")
-    with reading(path):
-        names = {entry.name for entry in path.iterdir()}
-    mark = next((mark for mark in MARKS if mark in names), None)
-    if mark is None:
-        raise InputError(f"{path}: a folder without Zarr metadata ({', '.join(MARKS)}); check the path")
+    mark = _mark(path)
     with suppress(UnusualError, ArithmeticError, LookupError, OSError, RecursionError, TypeError, ValueError):
         # The zarr library reports anything unexpected.
         return find_array(node(path), path)
     import zarr
 
-    from pipeline.formats.image.zarr.lazy_store import RegularFiles
-
     use_bounded_codecs()
     with _translated(path, f"its metadata ({mark}) cannot be used"), warnings.catch_warnings():
         # zarr warns of features that the specifications do not cover yet; those it cannot read are refused below.
         warnings.simplefilter("ignore")
-        store = RegularFiles(path, read_only=True)
-        opened = zarr.open(store=store, mode="r", zarr_format=3 if mark == "zarr.json" else 2)
+        opened = zarr.open(store=_zarr_store(path), mode="r", zarr_format=3 if mark == "zarr.json" else 2)
         array, layout = find_array(opened, path)
         refused = [codec for codec in _codec_names(array.metadata.to_dict()) if codec.startswith(_REFUSED_CODECS)]
     if refused:
         raise InputError(f"{path}: its chunks are encoded as {refused[0]}, which is not safe to read; write it again")
     return array, layout
+
+
+def _mark(path: Path) -> str:
+    """The file of metadata that is there. InputError if there is none."""
+    if isinstance(path, ObjectPath):
+        names = {mark for mark in MARKS if (path / mark).exists()}
+    else:
+        if path.is_file():
+            raise InputError(f"{path}: is a file, but a Zarr image is a folder; unpack it, or name a folder")
+        with reading(path):
+            names = {entry.name for entry in path.iterdir()}
+    mark = next((mark for mark in MARKS if mark in names), None)
+    if mark is None:
+        raise InputError(f"{path}: a folder without Zarr metadata ({', '.join(MARKS)}); check the path")
+    return mark
+
+
+def _chunks(folder: Path, array: StoredArray) -> ChunkFiles:
+    return ChunkObjects(folder, array) if isinstance(folder, ObjectPath) else ChunkFiles(folder, array)
+
+
+def _zarr_store(path: Path) -> Any:
+    """What the zarr library reads a hierarchy from."""
+    if isinstance(path, ObjectPath):
+        from zarr.storage import ObjectStore
+
+        return ObjectStore(path.store_below, read_only=True)
+    from pipeline.formats.image.zarr.lazy_store import RegularFiles
+
+    return RegularFiles(path, read_only=True)
 
 
 def _codec_names(metadata: Any) -> Iterator[str]:
@@ -212,6 +238,8 @@ def _translated(path: Path, what: str) -> Iterator[None]:
     except json.JSONDecodeError as exc:
         raise InputError(f"{path}: {what}: not JSON ({exc}); copy or export it again") from exc
     except Exception as exc:
+        if isinstance(path, ObjectPath) and type(exc).__module__.startswith("obstore"):
+            raise failure(path, InputError, exc) from exc
         if isinstance(exc, OSError) and exc.errno is not None:  # gzip's errors are OSErrors without a number
             with reading(path):
                 raise
@@ -224,10 +252,8 @@ def open_level(path: Path) -> Any:
     """The one level of a group that Millrace wrote, as an array of the zarr library, whatever its axes."""
     import zarr
 
-    from pipeline.formats.image.zarr.lazy_store import RegularFiles
-
     if not any((path / mark).is_file() for mark in MARKS):
         raise InputError(f"{path}: no Zarr group is there; check the path")
     use_bounded_codecs()
     with _translated(path, "its metadata cannot be used"):
-        return zarr.open_group(store=RegularFiles(path, read_only=True), mode="r")["0"]
+        return zarr.open_group(store=_zarr_store(path), mode="r")["0"]

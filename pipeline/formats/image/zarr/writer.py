@@ -1,4 +1,4 @@
-"""Writing an OME-Zarr 0.5 image: a group with one multiscale level, '0'."""
+"""Writing an OME-Zarr 0.5 image: a group of one array a multiscale level, '0' being the image itself."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,13 +23,16 @@ from pipeline.codecs.parallel import for_each
 from pipeline.codecs.scratch import scratch
 from pipeline.errors import OutputError
 from pipeline.formats.image.base import ImageHeader, PartialWriter, Region, blocks_along, require_fit
+from pipeline.formats.image.pyramid import Reduction, at_level, finish, require_alignment
 from pipeline.formats.image.zarr.chunk_files import ChunkFiles, shard_of
+from pipeline.formats.image.zarr.chunk_objects import ChunkBytes, ChunkObjects
 from pipeline.formats.image.zarr.stored_array import Place, StoredArray, stored_array
-from pipeline.storage.partial import Opening, PartialFolder, behind_link
+from pipeline.storage.objects import ObjectPath
+from pipeline.storage.partial import Callback, Opening, PartialFolder, behind_link, no_callback
+from pipeline.storage.partial_objects import PartialObjects
 from pipeline.storage.writable import writing
 
-_ARRAY = "0"
-_METADATA = f"{_ARRAY}/zarr.json"
+_ROOT = "zarr.json"
 _SHUFFLES = ("noshuffle", "shuffle", "bitshuffle")
 # By name, the codecs after `bytes`; of Blosc with the sample's size.
 COMPRESSIONS: dict[str, tuple[Stage, ...]] = {
@@ -43,11 +47,19 @@ DEFAULT_COMPRESSION = "zstd"
 _Spans = dict[int, tuple[slice, slice, bool]]
 
 
+Shapes = tuple[tuple[int, ...], tuple[int, ...] | None]  # of a chunk, and of a shard if there are any
+
+
+class Older(Protocol):
+    """The chunks of a file that is changed."""
+
+    def read(self, place: Place) -> NDArray[np.uint8] | None: ...
+
+
 class ZarrWriter(PartialWriter):
     """Writes chunks, each in a file of its own or several in a shard, by default of Zstandard after a byte shuffle.
 
-    Several threads encode and store regions of whole files at once. A file that a region covers in part is read,
-    changed and written back, by one thread of one process at a time: correct in any order, but slower.
+    The further levels of a pyramid are made of the regions as they come (see `pyramid`).
     """
 
     def __init__(
@@ -62,32 +74,41 @@ class ZarrWriter(PartialWriter):
         order: tuple[int, ...] | None = None,
         shard: tuple[int, ...] | None = None,
         compression: str = DEFAULT_COMPRESSION,
+        further: Sequence[Shapes] = (),
     ) -> None:
         """`stored`: the array's axes; `order`: which of the header's each is, by default that of the same letter;
         `chunk`, `shard`: in the header's order, a shard in whole chunks; `attributes`: of the group; `compression`: of
-        `COMPRESSIONS`."""
+        `COMPRESSIONS`; `further`: those of each further level."""
         self.path = path
         self.header = header
-        self._order = order or tuple(header.axes.index(letter) for letter in stored)
-        metadata = _array_metadata(
-            shape=self._in_order(header.shape),
-            dtype=header.dtype,
-            chunk=self._in_order(chunk),
-            shard=None if shard is None else self._in_order(shard),
-            stages=COMPRESSIONS[compression],
-            names=stored.lower(),
-        )
-        self._array = _for_writing(metadata, COMPRESSIONS[compression], header.dtype)
-        self._sharing = threading.Lock()
-        self._partial: PartialFolder = PartialFolder(behind_link(path), _is_an_earlier_result, opening)
+        order = order or tuple(header.axes.index(letter) for letter in stored)
+        self._reduction = Reduction.of(header)
+        self._partial: PartialFolder | PartialObjects
+        if isinstance(path, ObjectPath):
+            described = [_metadata_of(str(level)) for level in range(len(further) + 1)]
+            self._partial = PartialObjects(path, (*described, _ROOT), opening)
+        else:
+            self._partial = PartialFolder(behind_link(path), _is_an_earlier_result, opening)
         try:
+            self._levels = [
+                _Level(
+                    path,
+                    at_level(header, level),
+                    self._partial,
+                    name=str(level),
+                    order=order,
+                    shapes=shapes,
+                    stages=COMPRESSIONS[compression],
+                    names=stored.lower(),
+                )
+                for level, shapes in enumerate([(chunk, shard), *further])
+            ]
             with writing(path):
                 if opening is Opening.NEW:
                     group = {"attributes": dict(attributes), "zarr_format": 3, "node_type": "group"}
-                    for name, content in (("zarr.json", group), (_METADATA, metadata)):
-                        self._partial.put(name, [json.dumps(content, indent=2).encode()])
-                elif self._stored_metadata() != metadata:
-                    raise OutputError(f"{self._partial.path}: holds another array: run again without --resume")
+                    self._partial.put(_ROOT, [json.dumps(group, indent=2).encode()])
+                for level in self._levels:
+                    level.create() if opening is Opening.NEW else level.join()
         except BaseException:
             self._partial.keep() if opening is Opening.RESUME else self._partial.discard()
             raise
@@ -96,6 +117,69 @@ class ZarrWriter(PartialWriter):
         require_fit(self.header, region, samples)
         if samples.size == 0:
             return
+        count = len(self._levels) - 1
+        if count:
+            require_alignment(self.header, region)
+        self._levels[0].write(region, samples)
+        for level, part, reduced in self._reduction.levels_of(region, samples, count):
+            self._levels[level].write(part, reduced)
+
+    def publish(self, on_sealed: Callback = no_callback) -> None:
+        finish(
+            self.header,
+            len(self._levels),
+            lambda level, region: self._levels[level].read(region),
+            lambda level, region, samples: self._levels[level].write(region, samples),
+        )
+        super().publish(on_sealed)
+
+
+class _Level:
+    """One array of the group.
+
+    Several threads encode and store regions of whole files at once. A file that a region covers in part is read,
+    changed and written back, by one region of one process at a time: correct in any order, but slower.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        header: ImageHeader,
+        output: PartialFolder | PartialObjects,
+        *,
+        name: str,
+        order: tuple[int, ...],
+        shapes: Shapes,
+        stages: tuple[Stage, ...],
+        names: str,
+    ) -> None:
+        """`header`: of this level; `name`: of the array in the group; `stages`: after `bytes`; `names`: of its axes."""
+        self.path, self.header, self._partial, self._name, self._order = path, header, output, name, order
+        chunk, shard = shapes
+        self._metadata = _array_metadata(
+            shape=self._in_order(header.shape),
+            dtype=header.dtype,
+            chunk=self._in_order(chunk),
+            shard=None if shard is None else self._in_order(shard),
+            stages=stages,
+            names=names,
+        )
+        self._array = _for_writing(self._metadata, stages, header.dtype)
+        self._sharing = threading.Lock()
+
+    def create(self) -> None:
+        self._partial.put(_metadata_of(self._name), [json.dumps(self._metadata, indent=2).encode()])
+
+    def join(self) -> None:
+        """OutputError if the partial output holds another array."""
+        found = None
+        with suppress(ValueError, FileNotFoundError):
+            found = json.loads(self._partial.read(_metadata_of(self._name)))
+        if found != self._metadata:
+            raise OutputError(f"{self._partial.path}: holds another array: run again without --resume")
+
+    def write(self, region: Region, samples: NDArray[Any]) -> None:
+        """Store the samples of a region that is not empty."""
         start, stop = self._in_order(region.start), self._in_order(region.stop)
         stored = samples.transpose(self._order)
         spans = [
@@ -107,24 +191,54 @@ class ZarrWriter(PartialWriter):
         for file in _under(start, stop, self._array.file_shape):
             (whole if self._covers(start, stop, file) else parts).append(file)
 
-        def store(file: Place, older: ChunkFiles | None = None) -> None:
-            name = f"{_ARRAY}/{self._array.name(file)}"
-            raw = self._raw_bands(file, spans, stored)
-            if raw is None:
+        def store(file: Place, older: Older | None = None) -> None:
+            name = f"{self._name}/{self._array.name(file)}"
+            # A request takes an object as a whole.
+            raw = None if isinstance(self._partial, PartialObjects) else self._raw_bands(file, spans, stored)
+            if raw is None or isinstance(self._partial, PartialObjects):
                 self._partial.put(name, shard_of(self._array, self._encoded(file, spans, stored, older)))
             else:
                 self._partial.put(name, raw)
 
+        file_bytes = math.prod(self._array.file_shape) * self.header.dtype.itemsize
         with writing(self.path, samples.nbytes), self._partial.in_use():
-            for_each(store, whole, math.prod(self._array.file_shape) * self.header.dtype.itemsize)
-            if parts:
-                with self._alone() as older:
-                    for file in parts:
-                        store(file, older)
+            for_each(store, whole, file_bytes, waits=isinstance(self._partial, PartialObjects))
+            if isinstance(self._partial, PartialObjects):
+                for_each(partial(self._change_object, spans, stored), parts, file_bytes, waits=True)
+            elif parts:
+                with self._alone(self._partial) as older:
+                    for_each(lambda file: store(file, older), parts, file_bytes)
 
-    def _stored_metadata(self) -> Any:
-        with os.fdopen(self._partial.open_file(_METADATA)) as file, suppress(ValueError):
-            return json.load(file)
+    def _change_object(self, spans: Sequence[_Spans], stored: NDArray[Any], file: Place) -> None:
+        """Write an object that the region covers in part, with the older one's other samples."""
+        assert isinstance(self._partial, PartialObjects)
+        self._partial.change(
+            f"{self._name}/{self._array.name(file)}",
+            lambda data: shard_of(
+                self._array, self._encoded(file, spans, stored, None if data is None else ChunkBytes(self._array, data))
+            ),
+        )
+
+    def read(self, region: Region) -> NDArray[Any]:
+        """Samples of a region that is written."""
+        start, stop = self._in_order(region.start), self._in_order(region.stop)
+        samples = np.empty(region.shape, self.header.dtype)
+        stored = samples.transpose(self._order)
+        codec, is_remote = self._array.codec, isinstance(self._partial, PartialObjects)
+        if isinstance(self._partial, PartialObjects):
+            files: Older = ChunkObjects(self._partial.final / self._name, self._array)
+        else:
+            files = ChunkFiles(Path(self._name), self._array, self._partial.open_file)
+        spans = list(map(_spans, start, stop, codec.shape, self._array.shape))
+
+        def copy(chunk: Place) -> None:
+            into, within, _ = zip(*(axis[number] for axis, number in zip(spans, chunk, strict=True)), strict=True)
+            data = files.read(chunk)
+            stored[within] = self._array.fill_value if data is None else codec.decode(data)[into]
+
+        with writing(self.path):
+            for_each(copy, list(_under(start, stop, codec.shape)), codec.nbytes, waits=is_remote)
+        return samples
 
     def _in_order(self, values: Sequence[int]) -> tuple[int, ...]:
         return tuple(values[axis] for axis in self._order)
@@ -149,7 +263,7 @@ class ZarrWriter(PartialWriter):
         return _gathered(codec, chunk)
 
     def _encoded(
-        self, file: Place, spans: Sequence[_Spans], stored: NDArray[Any], older: ChunkFiles | None
+        self, file: Place, spans: Sequence[_Spans], stored: NDArray[Any], older: Older | None
     ) -> list[NDArray[np.uint8] | None]:
         """The encoded chunks of a file in C order; `older`: the file is changed, not replaced. None: not stored."""
         array, found = self._array, {}
@@ -166,7 +280,7 @@ class ZarrWriter(PartialWriter):
         return [found[chunk] for chunk in chunks]
 
     def _encoded_chunk(
-        self, chunk: Place, spans: Sequence[_Spans], stored: NDArray[Any], older: ChunkFiles | None
+        self, chunk: Place, spans: Sequence[_Spans], stored: NDArray[Any], older: Older | None
     ) -> NDArray[np.uint8] | None:
         """A chunk's bytes: of the samples given, and around them of the older ones, or the fill value.
 
@@ -186,11 +300,15 @@ class ZarrWriter(PartialWriter):
         return codec.encode(samples)
 
     @contextmanager
-    def _alone(self) -> Iterator[ChunkFiles]:
+    def _alone(self, folder: PartialFolder) -> Iterator[ChunkFiles]:
         """Exclude all other threads and joined processes from changing parts of files; yields the files as they are."""
-        with self._sharing, os.fdopen(self._partial.open_file("zarr.json")) as locked:
+        with self._sharing, os.fdopen(folder.open_file(_metadata_of(self._name))) as locked:
             fcntl.flock(locked, fcntl.LOCK_EX)
-            yield ChunkFiles(Path(_ARRAY), self._array, self._partial.open_file)
+            yield ChunkFiles(Path(self._name), self._array, folder.open_file)
+
+
+def _metadata_of(array: str) -> str:
+    return f"{array}/{_ROOT}"
 
 
 def _gathered(codec: ChunkCodec, chunk: NDArray[Any]) -> Iterator[NDArray[Any]]:
@@ -231,7 +349,7 @@ def _array_metadata(
         index = [little, {"name": "crc32c"}]
         sharding = {"chunk_shape": list(chunk), "codecs": codecs, "index_codecs": index, "index_location": "end"}
         codecs = [{"name": "sharding_indexed", "configuration": sharding}]
-    zero = {"c": [0.0, 0.0], "f": 0.0}.get(dtype.kind, 0)
+    zero = {"c": [0.0, 0.0], "f": 0.0, "b": False}.get(dtype.kind, 0)
     return {
         "shape": list(shape),
         "data_type": dtype.name,
@@ -264,13 +382,24 @@ def _for_writing(metadata: Mapping[str, Any], stages: Sequence[Stage], dtype: np
 
 
 def ome_metadata(
-    path: Path, axes: Sequence[Mapping[str, str]], transformations: Sequence[Mapping[str, Any]]
+    path: Path,
+    axes: Sequence[Mapping[str, str]],
+    *transformations: Sequence[Mapping[str, Any]],
+    method: str | None = None,
 ) -> dict[str, Any]:
-    """The metadata of an image of one level. https://ngff.openmicroscopy.org/0.5"""
-    level = {"path": _ARRAY, "coordinateTransformations": list(transformations)}
-    return {"version": "0.5", "multiscales": [{"name": path.stem, "axes": list(axes), "datasets": [level]}]}
+    """The metadata of an image; `transformations`: of each level; `method`: by which the further ones are made.
+
+    https://ngff.openmicroscopy.org/0.5
+    """
+    levels = [
+        {"path": str(level), "coordinateTransformations": list(each)} for level, each in enumerate(transformations)
+    ]
+    image: dict[str, Any] = {"name": path.stem, "axes": list(axes), "datasets": levels}
+    return {"version": "0.5", "multiscales": [image if method is None else image | {"type": method}]}
 
 
 def _is_an_earlier_result(folder: Path) -> bool:
     """Whether the folder holds only what this writer makes, and so may be replaced."""
-    return {entry.name for entry in folder.iterdir()} <= {"zarr.json", _ARRAY} and (folder / "zarr.json").is_file()
+    names = {entry.name for entry in folder.iterdir()}
+    levels = names - {_ROOT}
+    return len(levels) < len(names) and levels <= {str(level) for level in range(len(levels))}

@@ -242,6 +242,53 @@ if (submit) {
   });
 }
 
+// Choosing a file of the form: the page of the data in a dialog.
+
+const chooser = byId("chooser");
+if (chooser) {
+  const [shown, naming] = [chooser.querySelector(".chosen"), chooser.querySelector(".filters")];
+  let field = null;
+
+  async function show(address) {
+    const response = await fetch(address).catch(() => null);
+    const page = response?.ok ? new DOMParser().parseFromString(await response.text(), "text/html") : null;
+    const files = page?.getElementById("files");
+    if (!files && address !== "/data") return show("/data");
+    shown.replaceChildren(files ?? "The service does not answer; try again in a moment.");
+    naming.hidden = field.name !== "output" || !files?.dataset.path;
+    for (const link of shown.querySelectorAll(".use")) link.textContent = "Choose";
+    showTimes(shown);
+  }
+
+  function choose(path) {
+    field.value = path;
+    field.dispatchEvent(new Event("input", { bubbles: true }));
+    chooser.close();
+    field.focus();
+  }
+
+  for (const button of document.querySelectorAll("[data-choose]")) {
+    button.addEventListener("click", () => {
+      field = submit.elements[button.dataset.choose];
+      const [input, output] = [submit.elements.input.value, submit.elements.output.value];
+      const named = /^(.*\/)?([^/]*?)(\.[^/]*)?$/.exec(output || input);
+      naming.elements.name.value = output ? named[2] + (named[3] ?? "") : `${named[2] || "result"}-${submit.dataset.workload}${named[3] ?? ".tif"}`;
+      show(named[1] ? `/data?path=${encodeURIComponent(named[1])}` : "/data").then(() => chooser.showModal());
+    });
+  }
+  shown.addEventListener("click", (event) => {
+    const link = event.target.closest("[data-file], a");
+    if (!link) return;
+    event.preventDefault();
+    if (link.dataset.file) choose(link.dataset.file);
+    else show(link.getAttribute("href")).then(() => shown.querySelector("a, button")?.focus());
+  });
+  naming.addEventListener("submit", (event) => {
+    event.preventDefault();
+    choose(`${shown.querySelector("#files").dataset.path.replace(/\/$/, "")}/${naming.elements.name.value.trim()}`);
+  });
+}
+
 const login = byId("login");
 if (login) {
   login.addEventListener("submit", (event) => {

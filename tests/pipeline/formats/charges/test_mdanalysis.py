@@ -308,7 +308,7 @@ def test_without_mdanalysis(psf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "MDAnalysis", None)
     with pytest.raises(ParameterError) as caught:
         open_point_charges(psf)
-    one_line(caught.value, psf.name, "pip install 'millrace[trajectory]'")
+    one_line(caught.value, psf.name, "pip install MDAnalysis")
 
 
 def test_a_real_tpr_holds_coordinates_and_cell_of_its_own() -> None:

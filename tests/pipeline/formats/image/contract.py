@@ -67,6 +67,8 @@ def samples(header: ImageHeader, seed: int = 1) -> NDArray[Any]:
         array = rng.standard_normal(header.shape).astype(header.dtype)
         array.reshape(-1)[:5] = (np.nan, np.inf, -np.inf, -0.0, np.finfo(header.dtype).smallest_subnormal)
         return array
+    if header.dtype.kind == "b":
+        return rng.integers(0, 2, header.shape).astype(bool)
     limits = np.iinfo(header.dtype)
     highest = limits.max if header.maxval is None else header.maxval
     return rng.integers(limits.min, highest, size=header.shape, dtype=header.dtype, endpoint=True)

@@ -37,10 +37,7 @@ class TestNpyContract(FormatContract):
         Case(suffix=".npy", axes="ZYX", dtype="float64"),
         Case(suffix=".npy", axes="ZYXS", dtype="uint8"),
     )
-    refused = (
-        Case(suffix=".npy", axes="YX", dtype="int32"),
-        Case(suffix=".npy", axes="YX", dtype="complex64"),
-    )
+    refused = (Case(suffix=".npy", axes="YX", dtype="complex64"),)
 
 
 def with_header(path: Path, text: str, data: bytes = b"", version: bytes = b"\x01\x00") -> Path:
@@ -111,10 +108,8 @@ def test_a_header_as_python_2_wrote_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("array", "words"),
     [
-        (np.zeros((2, 3), np.int32), ("int32", "uint8, uint16, int16, float32, float64")),
-        (np.zeros((2, 3), np.bool_), ("bool", "uint16")),
+        (np.zeros((2, 3), np.longdouble), ("float128", "bool, uint8, uint16, uint32, uint64, int8")),
         (np.zeros((2, 3), np.complex128), ("complex128", "save the magnitude, or the real")),
-        (np.zeros((2, 3), np.float16), ("float16", "float32")),
         (np.zeros((2, 3), "S4"), ("'|S4'", "uint16")),
         (np.zeros((2, 3), "M8[s]"), ("M8", "uint16")),
         (np.zeros((2, 3), [("a", "<u2")]), ("records", "uint16")),

@@ -30,6 +30,7 @@ class TestContract(FormatContract):
     format = stored_as("deflate")
     cases = (
         *[Case(suffix=".tif", axes=axes, dtype="uint16") for axes in ("YX", "ZYXS")],
+        Case(suffix=".tif", axes="YX", dtype="bool"),
         Case(suffix=".btf", axes="YXS", dtype="float32", metadata={"orientation": 3, "icc_profile": bytes(range(200))}),
     )
     refused = (Case(suffix=".tif", axes="YX", dtype="complex64"),)
@@ -119,7 +120,6 @@ def test_the_bytes_of_the_file_do_not_depend_on_the_cut(tmp_path: Path, monkeypa
     [
         (Storage(compression="lz4"), "--compression lz4: TIFF takes none, deflate, lzw, zstd"),
         (Storage(compression="zstd", shards=(64,)), "--shards"),
-        (Storage(chunks=(64,)), "--chunks: only a compressed TIFF"),
     ],
 )
 def test_what_tiff_does_not_hold_is_refused(storage: Storage, said: str) -> None:

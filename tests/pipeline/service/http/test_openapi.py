@@ -13,7 +13,7 @@ from pipeline.service.store import Facts
 schemathesis = pytest.importorskip("schemathesis", reason="needs Schemathesis")
 
 TOKEN = "mr_of-the-tests"
-# What is valid by the schema may still be no job: a path outside the roots, an array that ends before it begins.
+# What is valid by the schema may still be refused: a path outside the roots, an array that ends before it begins.
 ALSO_REFUSED = {"expected-statuses": ["2xx", "401", "403", "404", "409", "422"]}
 CONFIG = {
     "seed": 1,
@@ -21,7 +21,10 @@ CONFIG = {
     "generation": {"max-examples": 4, "deterministic": True, "database": "none"},
     "phases": {"stateful": {"max-steps": 5}},
     "operations": [
-        {"include-name": "POST /v1/jobs", "checks": {"positive_data_acceptance": ALSO_REFUSED}},
+        *(
+            {"include-name": what, "checks": {"positive_data_acceptance": ALSO_REFUSED}}
+            for what in ("POST /v1/jobs", "GET /v1/files")
+        ),
         # A target is exactly one of its fields.
         *(
             {"include-name": f"POST /v1/admin/{what}", "checks": {"positive_data_acceptance": ALSO_REFUSED}}

@@ -91,7 +91,7 @@ def submit(page, **values):
     page.goto("/submit")
     for name, value in values.items():
         page.fill(f'[name="{name}"], [data-parameter="{name}"]', value)
-    page.click("#submit button")
+    page.click("#submit button >> text=Submit")
 
 
 def test_submit_watch_cancel_retry_and_see_the_picture(browser, url, gate):
@@ -116,7 +116,7 @@ def test_submit_watch_cancel_retry_and_see_the_picture(browser, url, gate):
         picture.wait_for()
         assert picture.evaluate("image => image.complete && image.naturalWidth > 0")
         shows(page, "article", "size\\s*5")
-        shows(page, "article", r"samples computed again: worst error 0\.\d+")
+        shows(page, "article", r"pixels verified, all within rounding \(0\.\d+ of a step\)")
         with page.expect_download() as fetched:
             page.click("text=Download")
         assert fetched.value.suggested_filename == "out.npy"
@@ -142,6 +142,46 @@ def test_the_list_follows_what_happens_and_can_be_filtered(browser, url, gate):
         shows(page, ".error >> nth=0", r"absent\.npy: no such file")
         page.goto(f"/submit?like={first.id}")
         assert page.input_value("[name=output]") == "first.npy"
+
+
+@pytest.mark.parametrize("device", ["desk", "phone"])
+def test_files_are_chosen_by_clicks_and_by_keys(browser, tmp_path, gate, device):
+    gate.open.set()
+    with (
+        live_service(tmp_path, stream=gate.stream) as (url, _, data),
+        page_of(browser, url, **(PHONE if device == "phone" else {})) as page,
+    ):
+        (data / "sub dir").mkdir()
+        (data / "sub dir" / "scan.npy").write_bytes((data / "in.npy").read_bytes())
+        page.goto("/submit")
+        page.click("[data-choose=input]")
+        page.click("#chooser .folder >> text=data")
+        page.wait_for_selector("#chooser >> text=in.npy")
+        page.focus("#chooser .folder >> text=sub dir")
+        page.keyboard.press("Enter")
+        page.wait_for_selector("#chooser >> text=scan.npy")
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        page.click("#chooser .crumb >> text=data roots")
+        page.click("#chooser .folder >> text=data")
+        page.click("#chooser >> text=in.npy")
+        assert page.input_value("[name=input]") == f"{data}/in.npy"
+        page.click("[data-choose=output]")  # beside the input
+        page.click("#chooser .folder >> text=sub dir")
+        page.wait_for_selector("#chooser >> text=scan.npy")
+        assert page.input_value("#chooser [name=name]") == "in-smooth.npy"
+        page.keyboard.press("Escape")
+        assert page.input_value("[name=output]") == ""
+        page.click("[data-choose=output]")
+        page.click("#chooser .folder >> text=sub dir")
+        page.wait_for_selector("#chooser >> text=scan.npy")
+        page.click("#chooser >> text=Write here")
+        assert page.input_value("[name=output]") == f"{data}/sub dir/in-smooth.npy"
+        page.click("#submit button >> text=Submit")
+        page.wait_for_url("**/jobs/*")
+        shows(page, "#state", "^succeeded$")
+        page.goto(f"/data?path={data}")
+        page.click("text=Use as input")
+        assert page.input_value("[name=input]") == f"{data}/in.npy"
 
 
 def test_what_the_service_refuses_is_said_in_the_form(browser, url):
@@ -188,7 +228,7 @@ def test_a_phone_shows_everything_without_scrolling_sideways(browser, url, gate)
     with Client(url) as client, page_of(browser, url, **PHONE) as page:
         done = client.submit("smooth", "in.npy", "out.npy").wait(timeout_s=WAIT_S)
         failed = client.submit("smooth", f"no-{long}", long).wait(timeout_s=WAIT_S)
-        paths = ["/", f"/jobs/{done.id}", f"/jobs/{failed.id}", "/workers", "/login"]
+        paths = ["/", "/data", "/data?path=.", f"/jobs/{done.id}", f"/jobs/{failed.id}", "/workers", "/login"]
         paths += [f"/submit?workload={each['name']}" for each in client.workloads()]
         for path in paths:
             page.goto(path)

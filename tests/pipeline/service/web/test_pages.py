@@ -61,6 +61,38 @@ def test_the_queue_with_filters_and_pages(world):
     assert "No jobs match" in page(client, "/?owner=nobody")
 
 
+def test_folders_lead_to_their_files(world):
+    client, data = world.http(), world.data
+    (data / EVIL.replace("/", "")).mkdir()
+    (data / "sub dir").mkdir()
+    for number in range(60):
+        (data / "sub dir" / f"{number:02}.npy").touch()
+    (data / "sub dir" / "atoms.pqr").touch()
+    assert f'href="/data?path={data}"' in page(client, "/data")
+    text = page(client, f"/data?path={data}")
+    inside = re.search(r'href="(/data\?path=[^"]*sub%20dir)"', text)[1]
+    text = page(client, inside)
+    assert text.count('class="image"') == 50
+    assert f"/submit?input={data}/sub%20dir/00.npy" in text
+    text = page(client, re.search(r'href="(/data[^"]*after=49.npy)"', text)[1].replace("&amp;", "&"))
+    assert text.count('class="image"') == 10
+    assert 'class="image"' not in page(client, f"{inside}&contains=atoms")
+    assert "No names here contain this text" in page(client, f"{inside}&contains=nothing")
+    assert "outside the service" in page(client, "/data?path=/etc", 422, headers={"Accept": "text/html"})
+    assert f'name="input" required maxlength="4096" value="{data}/in.npy"' in page(
+        client, f"/submit?input={data}/in.npy"
+    )
+
+
+def test_rare_parameters_are_folded_unless_they_were_given(world):
+    client = world.http()
+    for path, is_open in (("/submit", ""), (f"/submit?like={accepted(client, parameters={'mode': 'wrap'})}", " open")):
+        text = page(client, path)
+        folded = text[text.index(f"<details{is_open}>") : text.index("</details>")]
+        assert 'data-parameter="mode"' in folded
+        assert 'data-parameter="size"' not in folded
+
+
 def test_a_job_in_each_of_its_states(world):
     client = world.http()
     job = accepted(client)

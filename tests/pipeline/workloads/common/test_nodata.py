@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import tifffile
+from numpy.lib.stride_tricks import sliding_window_view
+from scipy import ndimage
 
 from kernels.rank import median_filter
 from kernels.smoothing import box
@@ -58,10 +61,50 @@ def test_a_rank_filter_takes_the_files_nodata_unless_another_is_given(tmp_path: 
     np.testing.assert_array_equal(other, median_filter(samples, 3, nodata=7))
 
 
-def test_integers_are_smoothed_with_a_remark_and_refused_if_asked(tmp_path: Path) -> None:
-    samples = elevations(tmp_path / "a.tif", "int16", -32768)
-    receipt, found = run("smooth", tmp_path / "a.tif", tmp_path / "b.tif", size=3)
+@pytest.mark.parametrize(("dtype", "nodata"), [("uint8", 0), ("int16", -32768), ("uint32", 2999), ("uint64", 0)])
+@pytest.mark.parametrize("size", [4, 5])
+def test_boxes_of_integers_leave_missing_samples_out_exactly(
+    tmp_path: Path, dtype: str, nodata: int, size: int
+) -> None:
+    """The mean of those that count, rounded to nearest, halves up."""
+    samples = elevations(tmp_path / "a.tif", dtype, nodata)
+    receipt, found = run("smooth", tmp_path / "a.tif", tmp_path / "b.tif", size=size, statistics=True)
+    assert receipt["chunks"] > 1
+    assert receipt["image"]["nodata"] == f"{nodata}, left out"
+    assert receipt["image"]["dtype"] == dtype
+    padded = np.pad(samples.astype(np.int64), (size // 2, (size - 1) // 2), mode="symmetric")
+    windows = sliding_window_view(padded, (size, size)).reshape(*samples.shape, -1)
+    counts = (windows != nodata).sum(axis=-1)
+    sums = np.where(windows != nodata, windows, 0).sum(axis=-1)
+    assert counts.min() == 0
+    expected = np.where(counts > 0, (2 * sums + counts) // (2 * np.maximum(counts, 1)), nodata)
+    np.testing.assert_array_equal(found, expected.astype(dtype))
+    assert receipt["image"]["statistics"][0]["samples"] == int((found != nodata).sum())
+    with tifffile.TiffFile(tmp_path / "b.tif") as file:
+        assert float(file.pages[0].tags["GDAL_NODATA"].value) == nodata
+
+
+@pytest.mark.parametrize("mode", ["reflect", "constant"])
+def test_gaussians_of_integers_leave_missing_samples_out(tmp_path: Path, mode: str) -> None:
+    """Normalised convolution; the border's value counts, even if it is the nodata value."""
+    samples = elevations(tmp_path / "a.tif", "int16", 0)
+    given: dict[str, Any] = {"filter": "gaussian", "sigma": 1.5, "mode": mode}
+    _, found = run("smooth", tmp_path / "a.tif", tmp_path / "b.tif", **given)
+    counted = (samples != 0).astype(np.float64)
+    total = ndimage.gaussian_filter(samples * counted, 1.5, mode=mode)
+    weight = ndimage.gaussian_filter(counted, 1.5, mode=mode, cval=1)
+    expected = np.divide(total, weight, out=np.zeros_like(total), where=weight > 1e-12)
+    assert float(abs(found - expected).max()) <= 0.5 + 1e-6
+
+
+def test_nodata_that_integers_cannot_have_is_refused(tmp_path: Path) -> None:
+    elevations(tmp_path / "a.tif", "int16", -32768)
+    for nodata in (0.5, 40_000, math.nan):
+        with pytest.raises(ParameterError, match=rf"--nodata {nodata:g}: .*a\.tif is int16, which cannot have it"):
+            run("smooth", tmp_path / "a.tif", tmp_path / "c.tif", nodata=nodata)
+
+
+def test_derivatives_take_missing_samples_like_others_with_a_remark(tmp_path: Path) -> None:
+    elevations(tmp_path / "a.tif", "int16", -32768)
+    receipt, _ = run("smooth", tmp_path / "a.tif", tmp_path / "b.tif", filter="gaussian", sigma=2, order=1)
     assert receipt["image"]["nodata"] == "-32768, smoothed like any other value"
-    np.testing.assert_array_equal(found, box(samples, 3))
-    with pytest.raises(ParameterError, match=r"--nodata -1: .*a\.tif is int16, .*: convert it to float32"):
-        run("smooth", tmp_path / "a.tif", tmp_path / "c.tif", nodata=-1)

@@ -154,7 +154,8 @@ def test_a_gpu_makes_the_same_states(tmp_path, breathing, penalties):
 def test_a_gpu_shares_the_same_views(tmp_path, density):
     kspace, points = scan(40)
     source = write_npz(tmp_path / "in.npz", kspace * (1 + np.arange(40) % 3)[:, None], points)
-    assert_a_gpu_gives_the_same(source, tmp_path, frames=8, view_sharing=4, iterations=10, density=density)
+    # More iterations magnify the transforms' errors: after ten without weights, 3 % of the image depends on `eps`.
+    assert_a_gpu_gives_the_same(source, tmp_path, frames=8, view_sharing=4, iterations=4, density=density)
 
 
 def assert_a_gpu_gives_the_same(source, folder, **options):

@@ -238,6 +238,21 @@ def test_geotiff_tags_go_along(tmp_path: Path, order: Any, output: str) -> None:
     assert struct.unpack("<6d", moved.values[33922]) == (-3, -7, 0, 500_000, 4_600_000, 0)
 
 
+def test_gdals_names_of_bands_go_along_and_statistics_do_not(tmp_path: Path) -> None:
+    """As GDAL writes them: red and near infrared by name, a scale, and the input's own statistics."""
+    name = '<Item name="DESCRIPTION" sample="0" role="description">red</Item>'
+    kept = f'{name}\n  <Item name="SCALE" sample="0">0.5</Item>'
+    untrue = '<Item name="STATISTICS_MEAN" sample="0">81</Item>\n  <Item name="OVR_RESAMPLING_ALG">NEAREST</Item>'
+    text = f"<GDALMetadata>\n  {kept}\n  {untrue}\n</GDALMetadata>"
+    extra = [(42112, 2, len(text) + 1, text, True)]
+    tifffile.imwrite(tmp_path / "a.tif", SAMPLES[0, 0, 0], extratags=extra)
+    copied(tmp_path / "a.tif", tmp_path / "b.tif")
+    with tifffile.TiffFile(tmp_path / "b.tif") as made:
+        assert made.pages[0].tags[42112].value == f"<GDALMetadata>\n  {kept}\n</GDALMetadata>"
+    with images.open_image(tmp_path / "b.tif") as reader:
+        assert images.not_kept(reader.header, tmp_path / "b.npy") is None
+
+
 @pytest.mark.parametrize(
     ("output", "lost"),
     [
