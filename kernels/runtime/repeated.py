@@ -18,6 +18,7 @@ class _Space:
     the default stream cannot be."""
 
     pool: Any
+    kept: list[Any]  # its memory: a pool that runs out gives back what no array uses, and graphs still do
     aside: Any
 
 
@@ -51,18 +52,26 @@ class RepeatedCalls:
                     self._graphs[key] = self._captured(handle, run)
                 self._graphs[key].launch(stream)
                 return
-            self._graphs[key] = None
+        run(stream)  # to the end before it counts: it may make tables, which no capture can
+        with self._lock:
+            self._graphs.setdefault(key, None)
             if len(self._graphs) > self._most:
                 (oldest, *_), _graph = self._graphs.popitem(last=False)
                 if all(other != oldest for other, *_ in self._graphs):
                     self._spaces.pop(oldest, None)
-        run(stream)
 
     def _captured(self, handle: int, run: Callable[[Any], None]) -> Any:
         import cupy
 
         if handle not in self._spaces:
-            self._spaces[handle] = _Space(pool=cupy.cuda.MemoryPool(), aside=cupy.cuda.Stream(non_blocking=True))
+            kept: list[Any] = []
+
+            def allocate(size: int) -> Any:
+                kept.append(cupy.cuda.MemoryPointer(cupy.cuda.Memory(size), 0))
+                return kept[-1]
+
+            pool, aside = cupy.cuda.MemoryPool(allocate), cupy.cuda.Stream(non_blocking=True)
+            self._spaces[handle] = _Space(pool=pool, kept=kept, aside=aside)
         space = self._spaces[handle]
         with cupy.cuda.using_allocator(space.pool.malloc), space.aside:
             space.aside.begin_capture()
