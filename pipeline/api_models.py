@@ -96,6 +96,7 @@ class JobView(BaseModel):
     held: bool
     preemptions: int
     throttle: int | None = Field(description="how many jobs of its array may run at the same time")
+    no_clobber: bool = Field(description="whether it fails rather than replace an older output")
     limits: JobLimits
     estimate: Estimate | None
     used: JobUse

@@ -146,6 +146,7 @@ class Client:
         group: str | None = None,
         after_any: Sequence[Job | str] = (),
         limits: Mapping[str, Any] | None = None,
+        no_clobber: bool = False,
         webhook: str | None = None,
         key: str | None = None,
         **parameters: Any,
@@ -155,6 +156,7 @@ class Client:
         after      : jobs that have to succeed first
         after_any  : jobs that have to end first, however they do
         limits     : what it may take: time ("2h" or seconds), memory and gpu_memory ("16GiB" or bytes), gpus
+        no_clobber : the job is refused, or fails, if its output exists
         webhook    : an address to notify when the job ends, at one of the hosts that the service allows
         group      : one of your groups, whose users see the job; default: your first
         key        : an idempotency key; by default a new one, which covers only this call's own repetitions
@@ -164,7 +166,7 @@ class Client:
         """
         how = {
             "priority": priority, "after": after, "after_any": after_any, "group": group, "limits": limits,
-            "webhook": webhook,
+            "no_clobber": no_clobber, "webhook": webhook,
         }  # fmt: skip
         return self._submit(workload, input, output, how, key, parameters, None)[0]
 
@@ -180,6 +182,7 @@ class Client:
         group: str | None = None,
         after_any: Sequence[Job | str] = (),
         limits: Mapping[str, Any] | None = None,
+        no_clobber: bool = False,
         webhook: str | None = None,
         key: str | None = None,
         **parameters: Any,
@@ -188,7 +191,7 @@ class Client:
         time; {index} in paths is replaced by the number. The rest is as for `submit`."""
         how = {
             "priority": priority, "after": after, "after_any": after_any, "group": group, "limits": limits,
-            "webhook": webhook,
+            "no_clobber": no_clobber, "webhook": webhook,
         }  # fmt: skip
         return self._submit(workload, input, output, how, key, parameters, array)
 

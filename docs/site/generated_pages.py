@@ -6,7 +6,6 @@ CHANGELOG.md are those of the repository's root.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -22,6 +21,7 @@ from mkdocs.structure.pages import Page
 from pipeline.cli import cli
 from pipeline.cli.workload_commands import SectionedCommand, WorkloadGroup
 from pipeline.service.app import make_app
+from pipeline.service.web.reference import Field, objects, operations
 
 ROOT = Path(__file__).resolve().parents[2]
 # A page of commands, by the end of the name of the module that defines them.
@@ -158,50 +158,23 @@ def _text(text: str | None) -> str:
 
 
 def _http_page(document: Mapping[str, Any]) -> Iterator[str]:
-    yield from ("# HTTP API", "", "The running service describes it at `/openapi.json`.")
+    yield from ("# HTTP API", "", "The running service describes it on its page `/api`, and at `/openapi.json`.")
     yield from ("[The service](../service.md#the-http-api) explains keys, arrays, events and webhooks.", "")
-    for path, methods in document["paths"].items():
-        for method, operation in methods.items():
-            text = _text(operation.get("description") or operation["summary"])
-            yield from (f"## {method.upper()} {path}", "", text, "")
-            parameters = operation.get("parameters", ())
-            for each in parameters:
-                needed = " Required." if each.get("required") else ""
-                text = _text(each.get("description"))
-                yield from (f"`{each['name']}`", f":   {each['in']}, {_type(each['schema'])}. {text}{needed}", "")
-            if body := operation.get("requestBody"):
-                yield from (f"Body: {_type(_content(body))}.", "")
-            answers = {int(status): each for status, each in operation["responses"].items()}
-            good = ", ".join(
-                f"{status} {_type(_content(each))}".strip() for status, each in sorted(answers.items()) if status < 400
-            )
-            yield from (f"Answer: {good}. Refusals: {', '.join(str(s) for s in sorted(answers) if s >= 400)}.", "")
+    for each in operations(document):
+        yield from (f"## {each.method} {each.path}", "", _text(each.text), "", *_fields(each.parameters))
+        if each.body:
+            yield from (f"Body: {each.body}.", "")
+        yield from (f"Answer: {each.answer}. Refusals: {', '.join(map(str, each.refusals))}.", "")
+        yield from ("```", each.curl, "```", "")
     yield from ("## Objects", "")
-    for name, schema in document["components"]["schemas"].items():
-        yield from (f"### {name}", "", _text(schema.get("description")), "")
-        if "enum" in schema:
-            yield from (", ".join(f"`{each}`" for each in schema["enum"]), "")
-        for field, each in schema.get("properties", {}).items():
-            needed = " Required." if field in schema.get("required", ()) else ""
-            yield from (f"`{field}`", f":   {_type(each)}. {_text(each.get('description'))}{needed}", "")
+    for found in objects(document):
+        yield from (f"### {found.name}", "", _text(found.text), "")
+        if found.values:
+            yield from (", ".join(f"`{value}`" for value in found.values), "")
+        yield from _fields(found.fields)
 
 
-def _content(part: Mapping[str, Any]) -> Mapping[str, Any]:
-    found: Mapping[str, Any] = next(iter(part.get("content", {}).values()), {}).get("schema", {})
-    return found
-
-
-def _type(schema: Mapping[str, Any]) -> str:
-    """A schema in a few words; objects that have a name link to it."""
-    if "$ref" in schema:
-        name = schema["$ref"].rpartition("/")[2]
-        return f"[{name}](#{name.lower()})"
-    if "anyOf" in schema:
-        return " or ".join(_type(each) for each in schema["anyOf"])
-    if "enum" in schema or "const" in schema:
-        return ", ".join(f"`{each}`" for each in schema.get("enum", [schema.get("const")]))
-    if schema.get("type") == "array":
-        return f"list of {_type(schema.get('items', {}))}"
-    bounds = [f"{word} {schema[key]:,.0f}" for key, word in (("minimum", "from"), ("maximum", "to")) if key in schema]
-    default = f", default `{json.dumps(schema['default'])}`" if schema.get("default") is not None else ""
-    return " ".join([str(schema.get("type", "any")), *bounds]) + default
+def _fields(fields: Iterable[Field]) -> Iterator[str]:
+    for each in fields:
+        where, needed = f"{each.where}, " if each.where else "", " Required." if each.required else ""
+        yield from (f"`{each.name}`", f":   {where}{each.kind}. {_text(each.text)}{needed}", "")

@@ -16,6 +16,7 @@ from pipeline.cli import client as client_commands
 from pipeline.cli import local as local_commands
 from pipeline.cli import service as service_commands
 from pipeline.cli.doctor import check_machine
+from pipeline.cli.help import Group, did_you_mean
 from pipeline.cli.kernels import kernels_group
 from pipeline.cli.stdout import open_closed_streams, settle, watched_stdout
 from pipeline.cli.workload_commands import run_group, submit_group
@@ -23,12 +24,16 @@ from pipeline.errors import MillraceError, OperatorError, printable, shortage
 from pipeline.stopping import Stopped, raise_on_signals
 
 
-class _Commands(click.Group):
+class _Commands(Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args[0] not in self.commands and run_group.get_command(ctx, args[0]) is not None:
             ctx.fail(f"{args[0]} is a workload: millrace run {' '.join(args)}")
+        if not args[0].startswith("-") and args[0] not in self.commands:
+            workloads = run_group.list_commands(ctx)
+            meant = did_you_mean(args[0], self.commands) or did_you_mean(args[0], workloads, "run ")
+            ctx.fail(f"there is no command {args[0]!r}{meant}")
         return super().resolve_command(ctx, args)
 
 
@@ -38,9 +43,15 @@ def cli() -> None:
     """Process large images, potential maps and MRI raw data on every GPU of a machine, or on its CPU."""
 
 
-_COMMANDS = (run_group, submit_group, check_machine, *local_commands.COMMANDS, kernels_group)
-for _command in (*_COMMANDS, *service_commands.COMMANDS, *client_commands.COMMANDS, *admin_commands.COMMANDS):
-    cli.add_command(_command)
+_COMMANDS = {
+    "On this machine": (run_group, *local_commands.COMMANDS, check_machine, kernels_group),
+    "Use a service": (submit_group, *client_commands.COMMANDS),
+    "Run a service": (*service_commands.COMMANDS, *admin_commands.COMMANDS),
+}
+for _section in _COMMANDS.values():
+    for _command in _section:
+        cli.add_command(_command)
+cli.sections = {str(each.name): title for title, section in _COMMANDS.items() for each in section}
 
 
 def main() -> NoReturn:

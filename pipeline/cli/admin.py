@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from pipeline.cli.client import JSON, NOT_OVER_IN_TIME, SECONDS, iso_time
+from pipeline.cli.help import Group
 from pipeline.cli.stdout import say
 from pipeline.config import format_bytes, parse_bytes
 from pipeline.errors import ParameterError, printable
@@ -17,7 +18,7 @@ from pipeline.errors import ParameterError, printable
 POLL_S = 1.0
 
 
-@click.group()
+@click.group(cls=Group)
 def admin() -> None:
     """Hold, release, drain, cancel and limit the jobs of a service; for operators."""
 
@@ -25,8 +26,8 @@ def admin() -> None:
 def _target(command: Callable[..., None]) -> Callable[..., None]:
     for option in (
         click.option("--all", "everything", is_flag=True, help="everyone's jobs"),
-        click.option("--group", help="the jobs of this group; '' is the group of users without one"),
-        click.option("--user", "owner", help="this user's jobs"),
+        click.option("--group", metavar="GROUP", help="the jobs of this group; '' is the group of users without one"),
+        click.option("--user", "owner", metavar="NAME", help="this user's jobs"),
         click.argument("jobs", nargs=-1, metavar="[JOB]…"),
     ):
         command = option(command)
@@ -54,7 +55,7 @@ def _asked(path: str, body: dict[str, Any] | None = None) -> Any:
 @_target
 @JSON
 def hold(as_json: bool, **target: Any) -> None:
-    """Let queued jobs wait until `release`. Jobs that run go on."""
+    """Hold queued jobs until `release`. Running jobs continue."""
     _say_queue(_asked("admin/hold", _body(**target)), as_json)
 
 
@@ -62,12 +63,14 @@ def hold(as_json: bool, **target: Any) -> None:
 @_target
 @JSON
 def release(as_json: bool, **target: Any) -> None:
-    """End a hold, or with --all that of the whole queue, which `drain` sets too."""
+    """End a hold; --all ends that of the whole queue, which `drain` also sets."""
     _say_queue(_asked("admin/release", _body(**target)), as_json)
 
 
 @admin.command()
-@click.option("--timeout", type=SECONDS, help="maximum seconds to wait for running jobs, then exit with code 5")
+@click.option(
+    "--timeout", type=SECONDS, metavar="SECONDS", help="maximum seconds to wait for running jobs, then exit with code 5"
+)
 @JSON
 def drain(timeout: float | None, as_json: bool) -> None:
     """Start no further jobs, and wait until those that run have finished. `release --all` ends it, also after a restart
@@ -137,26 +140,33 @@ _CAPS = {
     "bytes": "quota of bytes read and written, such as 10TB",
     "jobs": "quota of jobs that end",
 }
+_CAP_METAVARS = {"gpu_hours": "HOURS", "device_hours": "HOURS", "bytes": "SIZE"}
 
 
 def _cap_options(command: Callable[..., None]) -> Callable[..., None]:
     for name, text in reversed(_CAPS.items()):
         parse = _amount(of_bytes=name == "bytes")
-        command = click.option(f"--{name.replace('_', '-')}", name, callback=parse, help=f"{text}; none: no cap")(
-            command
-        )
+        command = click.option(
+            f"--{name.replace('_', '-')}", name, callback=parse, metavar=_CAP_METAVARS.get(name, "N"),
+            help=f"{text}; none: no cap",
+        )(command)  # fmt: skip
     return command
 
 
 @admin.command()
 @click.option(
-    "--user", "owner", help="for this user; without --user and --group: for each user without a cap of their own"
+    "--user",
+    "owner",
+    metavar="NAME",
+    help="for this user; without --user and --group: for each user without a cap of their own",
 )
-@click.option("--group", help="for all users of this group together; '' for each group without a cap of its own")
+@click.option(
+    "--group", metavar="GROUP", help="for all users of this group together; '' for each group without a cap of its own"
+)
 @_cap_options
 @JSON
 def caps(owner: str | None, group: str | None, as_json: bool, **limits: float | str | None) -> None:
-    """Show the caps, or set some. They are in force at once, and stay over restarts."""
+    """Show the caps, or set some. They apply at once and survive restarts."""
     if owner is not None and group is not None:
         raise ParameterError("--user and --group: give one of them")
     whose = {"kind": "owner", "name": owner or ""} if group is None else {"kind": "group", "name": group}
@@ -179,9 +189,13 @@ def _cap_line(cap: dict[str, Any]) -> str:
 
 
 @click.command()
-@click.option("--since", metavar="DATE", help="the first day, UTC, such as 2026-11-01 [default: that of quotas]")
+@click.option(
+    "--since",
+    metavar="DATE",
+    help="the first day, UTC, such as 2026-11-01 [default: the first day that counts for quotas]",
+)
 @click.option("--until", metavar="DATE", help="the day after the last")
-@click.option("--daily", is_flag=True, help="each day by itself")
+@click.option("--daily", is_flag=True, help="a line for each day")
 @JSON
 def usage(since: str | None, until: str | None, daily: bool, as_json: bool) -> None:
     """Show what was used, by user and group. A run counts its time for every device that it could use."""

@@ -43,7 +43,9 @@ SECONDS = _Seconds(0)
 
 def wait_options() -> list[click.Option]:
     return [
-        click.Option(["--timeout"], type=SECONDS, help="maximum seconds to wait, then exit with code 5"),
+        click.Option(
+            ["--timeout"], type=SECONDS, metavar="SECONDS", help="maximum seconds to wait, then exit with code 5"
+        ),
         click.Option(["--quiet"], is_flag=True, help="no progress bar and no summary"),
     ]
 
@@ -54,9 +56,10 @@ def submit_options() -> list[click.Option]:
         click.Option(
             ["--priority"],
             type=click.IntRange(-100, 100),
+            metavar="N",
             default=0,
             show_default=True,
-            help="higher first; above 0 for operators only",
+            help="-100 to 100, higher first; above 0 for operators only",
         ),
         click.Option(
             ["--after"], multiple=True, metavar="JOB", help="run only after this job succeeds; may be repeated"
@@ -69,13 +72,20 @@ def submit_options() -> list[click.Option]:
             metavar="FROM-TO[%N]",
             help="one job for each number, {index} in paths; with %N at most N at the same time",
         ),
-        click.Option(["--time"], help="time limit, such as 2h; the job fails after it and keeps its finished chunks"),
-        click.Option(["--memory"], help="limit on host memory, such as 16GiB"),
-        click.Option(["--gpu-memory"], help="limit on the memory of each GPU, such as 20GiB"),
-        click.Option(["--gpus"], type=click.IntRange(1), help="number of GPUs to run on [default: all]"),
+        click.Option(
+            ["--time"],
+            metavar="TIME",
+            help="time limit, such as 2h; the job fails after it and keeps its finished chunks",
+        ),
+        click.Option(["--memory"], metavar="SIZE", help="limit on host memory, such as 16GiB"),
+        click.Option(["--gpu-memory"], metavar="SIZE", help="limit on the memory of each GPU, such as 20GiB"),
+        click.Option(["--gpus"], type=click.IntRange(1), metavar="N", help="number of GPUs to run on [default: all]"),
+        click.Option(["--no-clobber"], is_flag=True, help="fail if the output exists, instead of replacing it"),
         click.Option(["--webhook"], metavar="URL", help="address to notify when the job ends"),
-        click.Option(["--group"], help="one of your groups, whose users see the job [default: your first]"),
-        click.Option(["--key"], help="idempotency key: repeating the command with it adds no job"),
+        click.Option(
+            ["--group"], metavar="GROUP", help="one of your groups, whose users see the job [default: your first]"
+        ),
+        click.Option(["--key"], metavar="KEY", help="idempotency key: repeating the command with it adds no job"),
         click.Option(["--wait"], is_flag=True, help="wait until the job is over; Ctrl-C leaves it running"),
         *wait_options(),
         click.Option(["--json", "as_json"], is_flag=True, help="print JSON"),
@@ -85,8 +95,8 @@ def submit_options() -> list[click.Option]:
 def submit(
     workload: str, parameters: dict[str, Any], *, input: str, output: str, priority: int, after: tuple[str, ...],  # noqa: A002
     after_any: tuple[str, ...], time: str | None, memory: str | None, gpu_memory: str | None, gpus: int | None,
-    webhook: str | None, array: str | None, group: str | None, key: str | None, wait: bool, timeout: float | None,
-    quiet: bool, as_json: bool,
+    no_clobber: bool, webhook: str | None, array: str | None, group: str | None, key: str | None, wait: bool,
+    timeout: float | None, quiet: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Submit a job to the service."""
     from pipeline.client import Client
@@ -97,7 +107,8 @@ def submit(
         limits = {"time": time, "memory": memory, "gpu_memory": gpu_memory, "gpus": gpus}
         asked = {
             "priority": priority, "after": after, "after_any": after_any, "webhook": webhook, "group": group,
-            "key": key, "limits": {name: value for name, value in limits.items() if value is not None}, **parameters,
+            "key": key, "no_clobber": no_clobber,
+            "limits": {name: value for name, value in limits.items() if value is not None}, **parameters,
         }  # fmt: skip
         if array is None:
             jobs = [client.submit(workload, input, output, **asked)]
@@ -114,11 +125,13 @@ def submit(
 
 @click.command()
 @click.option("--state", type=click.Choice(_STATES), help="only jobs in this state")
-@click.option("--owner", help="only jobs of this owner")
-@click.option("--group", help="only jobs of this group")
-@click.option("--workload", help="only jobs of this workload")
-@click.option("--array", help="only jobs of this array")
-@click.option("--limit", type=click.IntRange(1), default=50, show_default=True, help="maximum number of jobs")
+@click.option("--owner", metavar="NAME", help="only jobs of this owner")
+@click.option("--group", metavar="GROUP", help="only jobs of this group")
+@click.option("--workload", metavar="WORKLOAD", help="only jobs of this workload")
+@click.option("--array", metavar="ARRAY", help="only jobs of this array")
+@click.option(
+    "--limit", type=click.IntRange(1), metavar="N", default=50, show_default=True, help="maximum number of jobs"
+)
 @click.option("--watch", is_flag=True, help="keep the list up to date until Ctrl-C; to a file or pipe, print changes")
 @JSON
 def jobs(limit: int, watch: bool, as_json: bool, **filters: str | None) -> None:
@@ -376,7 +389,8 @@ def _details(job: Any) -> list[str]:
     rows = {
         "job": view["id"], "state": view["state"] + aside,
         "owner": view["owner"] + (f" ({view['group']})" if view["group"] else ""), "workload": view["workload"],
-        "input": view["input"], "output": view["output"],
+        "input": view["input"],
+        "output": view["output"] + (" (not replaced if it exists)" if view["no_clobber"] else ""),
         "parameters": ", ".join(f"{name} {value}" for name, value in view["parameters"].items()) or "–",
         "priority": view["priority"], "chunks": f"{view['chunks_done']} of {view['chunks'] or '?'}",
         "attempts": view["attempts"], **_taken(view), "submitted": iso_time(view["submitted_at"]),

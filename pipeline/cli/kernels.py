@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from pipeline.cli.help import Group
 from pipeline.cli.local import FILE_PATH
 from pipeline.cli.stdout import say
 from pipeline.errors import DeviceError, DeviceUnavailable, OutputError, ParameterError, counted
@@ -20,7 +21,7 @@ GIGA = 1e9
 UNITS = {"copy": "GB/s", "read": "GB/s", "fma": "GFMA/s", "roots": "Groots/s"}
 
 
-@click.group(name="kernels", invoke_without_command=True)
+@click.group(name="kernels", cls=Group, invoke_without_command=True)
 @click.pass_context
 def kernels_group(context: click.Context) -> None:
     """List Millrace's kernels; `bench` measures them step by step."""
@@ -31,8 +32,10 @@ def kernels_group(context: click.Context) -> None:
 @kernels_group.command(name="bench")
 @click.argument("name", required=False)
 @click.option("--all", "every", is_flag=True, help="measure every operation")
-@click.option("--plot", type=FILE_PATH, help="draw the ladders into this SVG file")
-@click.option("--report", type=FILE_PATH, help="write one self-contained HTML page with tables and plots")
+@click.option("--plot", type=FILE_PATH, metavar="FILE", help="draw the ladders into this SVG file")
+@click.option(
+    "--report", type=FILE_PATH, metavar="FILE", help="write one self-contained HTML page with tables and plots"
+)
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
 def bench(name: str | None, every: bool, plot: Path | None, report: Path | None, as_json: bool) -> None:
     """Measure the ladder of one operation, from a naive kernel to the one in production.

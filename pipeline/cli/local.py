@@ -13,7 +13,7 @@ import click
 
 from pipeline.cli.stdout import say
 from pipeline.config import Settings, explain, load_settings
-from pipeline.errors import MillraceError, OutputError, ParameterError, counted, printable
+from pipeline.errors import InputError, MillraceError, ParameterError, counted, printable
 from pipeline.storage.objects import is_url, path_named
 
 if TYPE_CHECKING:
@@ -49,8 +49,17 @@ kept: list[str] = []
 
 @click.command()
 @click.argument("folder", type=FILE_PATH)
-@click.option("--size", type=click.IntRange(1, 1_000_000), default=2048, show_default=True, help="rows and columns")
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="the same seed gives the same bytes")
+@click.option(
+    "--size", type=click.IntRange(1, 1_000_000), metavar="N", default=2048, show_default=True, help="rows and columns"
+)
+@click.option(
+    "--seed",
+    type=click.IntRange(0),
+    metavar="N",
+    default=0,
+    show_default=True,
+    help="the same seed gives the same bytes",
+)
 def demo(folder: Path, size: int, seed: int) -> None:
     """Create synthetic inputs of any size in FOLDER."""
     from pipeline.cli.demo import make_demo_inputs
@@ -91,12 +100,14 @@ _CONFIG = click.Option(
 _DRAIN = click.Option(
     ["--drain-s"],
     type=click.IntRange(0, 86_400),
+    metavar="SECONDS",
     default=60,
     show_default=True,
-    help="seconds to finish current chunks after SIGTERM or SIGUSR1",
+    help="time to finish current chunks after SIGTERM or SIGUSR1",
 )
 _METRICS_PORT = click.Option(
     ["--metrics-port"],
+    metavar="PORT",
     help="port for the first worker's Prometheus metrics, the next for the second's, … [default: any free ports]",
 )
 _CERTIFICATES = _setting_options("scheduler_ca", "scheduler_cert", "scheduler_key")
@@ -134,8 +145,8 @@ def run_options() -> dict[str, list[click.Option]]:
             click.Option(
                 ["--output", "template"],
                 metavar="NAME",
-                help="of many inputs: names of the results in the folder OUTPUT, made of {stem}, {suffix}, {name}, "
-                "{parent} and {index} [default: {name}]",
+                help="several inputs: names of the results in the folder OUTPUT, built from {stem}, {suffix}, "
+                "{name}, {parent} and {index} [default: {name}]",
             ),
             click.Option(["--preview"], type=FILE_PATH, metavar="FILE", help="also write a small PNG of the result"),
             click.Option(["--no-clobber"], is_flag=True, help="stop if the output exists, instead of replacing it"),
@@ -178,6 +189,7 @@ def run(
     from pipeline.engine.receipt import to_json
     from pipeline.engine.run import RunOptions, check_preview, plan_job, published_before, write_preview
     from pipeline.workloads import LOCAL_ONLY, JobSpec, workload_named
+    from pipeline.workloads.paths import refuse_existing
     from pipeline.workloads.protocol import Prefetches
 
     settings = load_settings(flags, file=config)
@@ -219,7 +231,7 @@ def run(
         before = published_before(job) if resume else None
         older = os.path.lexists(output)
         if before is None and no_clobber:
-            _refuse_older(output)
+            refuse_existing(output)
         receipt = before or _carried_out(job, options, executor.stream, quiet, no_clobber)
     if preview is not None:
         try:
@@ -254,27 +266,23 @@ def _announce(job: PlannedJob, quiet: bool) -> None:
         click.echo(f"millrace: warning: {printable(warning)}", err=True)
 
 
-def _refuse_older(output: Path) -> None:
-    if os.path.lexists(output):
-        raise OutputError(f"{output}: exists, and --no-clobber keeps it; choose another name, or remove it")
-
-
 def _carried_out(
     job: PlannedJob, options: RunOptions, stream: Stream, quiet: bool, no_clobber: bool
 ) -> Mapping[str, Any]:
     """The receipt of a run, with a progress bar on a terminal."""
     from pipeline.cli.terminal import progress_bar
     from pipeline.engine.run import RunEvents, run_job
+    from pipeline.workloads.paths import refuse_existing
     from pipeline.workloads.protocol import Progress
 
     output = job.spec.output
     shown = _on_terminal(quiet)
-    note = job.job.progress_note if isinstance(job.job, Progress) else lambda: ""
+    note = job.job.progress_note if isinstance(job.job, Progress) else None
     with progress_bar(job.plan, printable(output.name), shown=shown, note=note) as bar:
         events = RunEvents(
             on_written=bar.written,
             on_recut=bar.recut,
-            on_computed=(lambda: _refuse_older(output)) if no_clobber else (lambda: None),
+            on_computed=(lambda: refuse_existing(output)) if no_clobber else (lambda: None),
             on_published=lambda: _published.append(output),
             on_kept=lambda count, chunks: kept.append(
                 (f"{count} of {counted(chunks, 'chunk')}" if count else "the last iterate")
@@ -311,7 +319,7 @@ def left_behind() -> list[str]:
 
 _VERIFY_OPTIONS = [
     click.Option(
-        ["--chunks"], default="8", metavar="N|all", show_default=True, help="how many, chosen at random; or all"
+        ["--chunks"], default="8", metavar="N|all", show_default=True, help="number of chunks, chosen at random, or all"
     ),
     click.Option(["--input", "moved_input"], type=FILE_OR_URL, help="where the input is now, if it has moved"),
     *_setting_options("device", "memory", "chunk_bytes", "threads"),
@@ -341,12 +349,15 @@ def verify(
     from pipeline.engine.run import RunOptions, open_device
     from pipeline.engine.verify import Verification, recorded_job
     from pipeline.workloads import workload_named
+    from pipeline.workloads.paths import receipt_path
     from pipeline.workloads.protocol import Prefetches, Progress
 
     if chunks != "all" and not (chunks.isdecimal() and int(chunks)):
         raise ParameterError(f"--chunks {chunks}: must be a whole number above 0, or all")
     count = None if chunks == "all" else int(chunks)
     settings = load_settings(flags, file=config)
+    if not is_url(output) and output.exists() and not receipt_path(output).exists():
+        raise InputError(f"{output}: has no receipt ({receipt_path(output).name}), so it cannot be verified")
     recorded = recorded_job(output, moved_input)
     kind = workload_named(recorded.spec.workload)
     options = RunOptions(memory_bytes=settings.memory, chunk_bytes=settings.chunk_bytes)
@@ -354,7 +365,7 @@ def verify(
         device = open_device("auto" if settings.device == "all" else settings.device, settings.threads)
         verification = Verification(recorded, device, options, count)
     shown = _on_terminal(quiet)
-    note = verification.job.progress_note if isinstance(verification.job, Progress) else lambda: ""
+    note = verification.job.progress_note if isinstance(verification.job, Progress) else None
     with verification, progress_bar(verification.plan, printable(output.name), shown=shown, note=note) as bar:
         verified = verification.run(bar.written, bar.recut)
     if as_json:

@@ -12,6 +12,7 @@ from typing import Any, get_args
 import click
 
 from pipeline.cli.client import JSON, iso_time
+from pipeline.cli.help import Group, SectionedCommand
 from pipeline.cli.local import FILE_PATH
 from pipeline.cli.stdout import say
 from pipeline.config import merged
@@ -19,19 +20,52 @@ from pipeline.errors import UserError, printable
 from pipeline.service.http.tokens import Role
 from pipeline.service.settings import ServiceSettings, StateSettings, load_service_settings
 
+# Heading of the help, setting, and what its value is.
+SECTIONS = {
+    "Files": {
+        "data_roots": "FOLDER:…", "group_roots": "GROUP=FOLDER:…", "state_dir": "FOLDER", "keep_days": "DAYS",
+    },
+    "Network": {"host": "ADDRESS", "port": "PORT", "tls_cert": "FILE", "tls_key": "FILE"},
+    "Workers": {
+        "device": "DEVICE", "workers": "N", "threads": "N", "memory": "SIZE", "scheduler": "ADDRESS",
+        "scheduler_ca": "FILE", "scheduler_cert": "FILE", "scheduler_key": "FILE",
+    },
+    "Users": {
+        "tokens_file": "FILE", "trusted_proxies": "ADDRESS,…", "proxy_user_header": "HEADER",
+        "proxy_groups_header": "HEADER", "proxy_operator_group": "GROUP", "proxy_viewer_group": "GROUP",
+        "audit_log": "FILE", "audit_log_bytes": "SIZE", "audit_log_files": "N",
+    },
+    "Jobs": {
+        "jobs_at_once": "N", "jobs_at_once_of_an_owner": "N", "jobs_waiting_of_an_owner": "N", "quota_days": "DAYS",
+        "limits": "NAME=VALUE,…", "drain_s": "SECONDS",
+    },
+    "Notifications": {"webhook_url": "URL", "webhook_hosts": "HOST,…", "webhook_secret_file": "FILE"},
+}  # fmt: skip
+_CONFIG = click.Option(
+    ["--config"], type=FILE_PATH, metavar="FILE", help="TOML file with any of these settings; options take precedence"
+)
 
-def _options(command: Callable[..., None]) -> Callable[..., None]:
+
+def _sections() -> dict[str, list[click.Option]]:
     """Every setting as an option, without defaults: the environment or the file may set those that are not given."""
-    for name, info in reversed(ServiceSettings.model_fields.items()):
-        text = info.description or ""
-        if not info.is_required() and str(info.default) not in ("None", "", "[]", "{}") and "[default:" not in text:
-            text += f" [default: {info.default}]"
-        command = click.option(f"--{name.replace('_', '-')}", name, help=text)(command)
-    return click.option("--config", type=FILE_PATH, help="TOML file with any of the settings below")(command)
+    found = {title: [_setting(*each) for each in section.items()] for title, section in SECTIONS.items()}
+    return {**found, "Files": [_CONFIG, *found["Files"]]}
 
 
-@click.command()
-@_options
+def _setting(name: str, metavar: str) -> click.Option:
+    info = ServiceSettings.model_fields[name]
+    text = info.description or ""
+    if not info.is_required() and str(info.default) not in ("None", "", "[]", "{}") and "[default:" not in text:
+        text += f" [default: {info.default}]"
+    return click.Option([f"--{name.replace('_', '-')}", name], metavar=metavar, help=text)
+
+
+@click.command(
+    cls=SectionedCommand,
+    sections=_sections(),
+    epilog="millrace serve --data-roots /data\n"
+    "millrace serve --config /etc/millrace.toml --host 0.0.0.0 --tokens-file /etc/millrace/tokens",
+)
 def serve(config: Path | None, **flags: Any) -> None:
     """Run the service: accept jobs over HTTP, keep them on disk and run them."""
     from pipeline.service.server import serve as run_server
@@ -43,13 +77,12 @@ def serve(config: Path | None, **flags: Any) -> None:
     run_server(settings, on_ready=lambda address: click.echo(f"Millrace serves at {address}"))
 
 
-@click.group()
+@click.group(cls=Group)
 def config() -> None:
-    """Inspect settings."""
+    """Check the settings of a service."""
 
 
-@config.command()
-@_options
+@config.command(cls=SectionedCommand, sections=_sections(), epilog="millrace config check --config /etc/millrace.toml")
 def check(config: Path | None, **flags: Any) -> None:
     """Print the service's settings with the source of each, and the files and folders that cannot be used."""
     from pipeline.service.preflight import unusable_paths
@@ -63,7 +96,7 @@ def check(config: Path | None, **flags: Any) -> None:
         raise SystemExit(UserError.exit_code)
 
 
-class _TokenGroup(click.Group):
+class _TokenGroup(Group):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """`millrace token NAME …` is short for `millrace token create NAME …`."""
         if args and args[0] not in (*self.commands, *ctx.help_option_names):
@@ -78,7 +111,8 @@ def token() -> None:
 
 def _tokens_file(required: bool) -> Callable[[Callable[..., None]], Callable[..., None]]:
     return click.option(
-        "--file", "-f", type=FILE_PATH, envvar="MILLRACE_TOKENS_FILE" if required else None, required=required,
+        "--file", "-f", type=FILE_PATH, metavar="FILE", required=required,
+        envvar="MILLRACE_TOKENS_FILE" if required else None,
         help="the service's tokens_file" + (" [default: MILLRACE_TOKENS_FILE]" if required else ", to add the line to"),
     )  # fmt: skip
 
@@ -146,8 +180,12 @@ def revoke(who: str, file: Path) -> None:
 
 
 def _of_the_state(command: Callable[..., None]) -> Callable[..., None]:
-    command = click.option("--state-dir", help="the service's state folder [default: as for serve]")(command)
-    return click.option("--config", type=FILE_PATH, help="TOML file with the service's settings")(command)
+    command = click.option("--state-dir", metavar="FOLDER", help="the service's state folder [default: as for serve]")(
+        command
+    )
+    return click.option("--config", type=FILE_PATH, metavar="FILE", help="TOML file with the service's settings")(
+        command
+    )
 
 
 def _state_dir(config: Path | None, state_dir: str | None) -> Path:

@@ -41,10 +41,13 @@ def status(text: str, *, shown: bool) -> Iterator[None]:
 
 
 @contextmanager
-def progress_bar(plan: Plan, title: str, *, shown: bool, note: Callable[[], str] = lambda: "") -> Iterator[ProgressBar]:
+def progress_bar(
+    plan: Plan, title: str, *, shown: bool, note: Callable[[], str] | None = None
+) -> Iterator[ProgressBar]:
     """A bar on stderr with bytes done, bytes per second and the time left; call what this yields.
 
-    note : gives further text whenever the bar is drawn, if kernels are not being compiled
+    note : gives further text whenever the bar is drawn, if kernels are not being compiled; in a narrow terminal it
+           takes the place of the bar
     """
     if not shown:
         yield ProgressBar()
@@ -67,16 +70,22 @@ def progress_bar(plan: Plan, title: str, *, shown: bool, note: Callable[[], str]
         def render(self, task: Task) -> Text:
             if compiling.under_way():
                 return Text("compiling kernels (once)")
-            return Text("checking the result" if task.finished else note())
+            text = "checking the result" if task.finished else note() if note else ""
+            return Text(text, no_wrap=True, overflow="ellipsis")
 
     console = Console(stderr=True)
-    name = Column(no_wrap=True, max_width=console.width // 3)  # leave room for the other columns
+    narrow = console.width < 110
+    share = 6 if narrow and note else 3
+
+    def whole(most: int | None = None) -> Column:
+        return Column(no_wrap=True, max_width=most)
+
     columns = (
-        TextColumn("{task.description}", markup=False, table_column=name),
-        BarColumn(),
-        DownloadColumn(binary_units=True),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
+        TextColumn("{task.description}", markup=False, table_column=whole(console.width // share)),
+        *(() if narrow and note else (BarColumn(bar_width=8 if narrow else 30),)),
+        DownloadColumn(binary_units=True, table_column=whole()),
+        TransferSpeedColumn(table_column=whole()),
+        TimeRemainingColumn(table_column=whole()),
         NoteColumn(),
     )
     with Progress(*columns, console=console, transient=False) as progress:

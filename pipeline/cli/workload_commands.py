@@ -3,9 +3,10 @@ parameter."""
 
 from __future__ import annotations
 
+import re
 import types
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin
 
@@ -13,44 +14,18 @@ import click
 
 from pipeline.cli import client as client_commands
 from pipeline.cli import local as local_commands
+from pipeline.cli.help import Group, SectionedCommand, Sections, did_you_mean
 from pipeline.errors import printable
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
 
-Sections = Mapping[str, Sequence[click.Option]]
-# Of workloads that name none of their own.
-_EXAMPLES = ("in.tif out.tif", "in.zarr out.zarr --device cuda --preview out.png")
+# Options of `millrace run` that `millrace submit` does not have.
+_ONLY_LOCAL = re.compile(r" --(?:device|preview) \S+")
 _METAVARS = {int: "N", float: "X", Path: "FILE"}
 
 
-class SectionedCommand(click.Command):
-    """A command whose help lists the options under headings, and ends with examples."""
-
-    def __init__(self, name: str, *, arguments: list[click.Parameter], sections: Sections, **more: Any) -> None:
-        self.sections = sections
-        options = [option for section in sections.values() for option in section]
-        super().__init__(name, params=[*arguments, *options], **more)
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        shown: dict[str, Sequence[click.Parameter]] = dict(self.sections)
-        if (own := self.get_help_option(ctx)) is not None:
-            *_, last = shown
-            shown[last] = [*shown[last], own]
-        for title, options in shown.items():
-            records = [record for option in options if (record := option.get_help_record(ctx)) is not None]
-            if records:
-                with formatter.section(title):
-                    formatter.write_dl(records)
-
-    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        if self.epilog:
-            with formatter.section("Examples"):
-                for line in self.epilog.splitlines():
-                    formatter.write(f"{'':{formatter.current_indent}}{line}\n")
-
-
-class WorkloadGroup(click.Group, ABC):
+class WorkloadGroup(Group, ABC):
     """One subcommand for each workload."""
 
     path: Any  # the type of input and output
@@ -66,6 +41,10 @@ class WorkloadGroup(click.Group, ABC):
     @abstractmethod
     def carry_out(self, workload: str, parameters: dict[str, Any], **options: Any) -> None:
         """Runs the subcommand."""
+
+    def example(self, arguments: str) -> str:
+        """An example of the workload as one of this command."""
+        return arguments
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         from pipeline.workloads import unusable, workloads
@@ -96,12 +75,13 @@ class WorkloadGroup(click.Group, ABC):
 
         return SectionedCommand(
             cmd_name,
-            arguments=[self.inputs(), click.Argument(["output"], type=self.path)],
+            params=[self.inputs(), click.Argument(["output"], type=self.path)],
             sections=sections,
             help=workload.summary,
             callback=callback,
             epilog="\n".join(
-                f"{ctx.command_path} {cmd_name} {each}" for each in getattr(workload, "examples", _EXAMPLES)
+                f"{ctx.command_path} {cmd_name} {self.example(each)}"
+                for each in getattr(workload, "examples", _examples(fields))
             ),
         )
 
@@ -109,7 +89,9 @@ class WorkloadGroup(click.Group, ABC):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
-            ctx.fail(f"there is no workload {args[0]!r}; there are {', '.join(self.list_commands(ctx))}")
+            known = self.list_commands(ctx)
+            meant = did_you_mean(args[0], known)
+            ctx.fail(f"there is no workload {args[0]!r}{meant or ';'} there are {', '.join(known)}")
         return super().resolve_command(ctx, args)
 
 
@@ -150,6 +132,9 @@ class SubmitGroup(WorkloadGroup):
     def further_options(self) -> Sections:
         return {"Submitting": client_commands.submit_options()}
 
+    def example(self, arguments: str) -> str:
+        return _ONLY_LOCAL.sub("", arguments)
+
     def carry_out(self, workload: str, parameters: dict[str, Any], **options: Any) -> None:
         client_commands.submit(workload, parameters, **options)
 
@@ -165,6 +150,16 @@ def submit_group() -> None:
 
     Set MILLRACE_URL to the service's address and MILLRACE_TOKEN to your token.
     """
+
+
+def _examples(fields: Mapping[str, FieldInfo]) -> tuple[str, str]:
+    """Examples of a workload that names none: with the options that it needs, each with its field's first example."""
+    needed = "".join(
+        f" --{name.replace('_', '-')} {(info.examples or [_metavar(info)])[0]}"
+        for name, info in fields.items()
+        if info.is_required()
+    )
+    return f"in.tif out.tif{needed}", f"in.zarr out.zarr{needed} --device cuda --preview out.png"
 
 
 def _parameter_option(name: str, info: FieldInfo) -> click.Option:

@@ -50,6 +50,7 @@ from pipeline.service.parameters import parameters_of
 from pipeline.service.roots import DataRoots
 from pipeline.service.store import Facts, StoredJob, Used
 from pipeline.workloads import Chunk, JobSpec, OpenJob, Plan
+from pipeline.workloads.paths import refuse_existing
 
 LOG = logging.getLogger("millrace.service")
 # How often progress is stored.
@@ -236,6 +237,7 @@ class Run:
         planned = self._planned(self._check)
         self._job = planned.job
         try:
+            self._refuse_older()
             estimate, work = estimate_of(planned)
             facts = Facts(estimate=estimate, work=work)
             self._go_on_after(Planned(self.epoch, len(planned.plan.chunks)), facts)
@@ -298,7 +300,12 @@ class Run:
 
     def _finish(self) -> None:
         self._check()
+        self._refuse_older()
         self._go_on_after(Computed(self.epoch))
+
+    def _refuse_older(self) -> None:
+        if self.claimed.asked.no_clobber:
+            refuse_existing(self.roots.writable(self.claimed.asked.output))
 
     def _note_memory(self, memory_bytes: int | None, gpu_memory_bytes: int | None) -> None:
         if memory_bytes is not None:

@@ -51,6 +51,12 @@ def refuse_long_name(output: Path) -> None:
                     raise
 
 
+def refuse_existing(output: Path) -> None:
+    """OutputError if there is a result of that name already, for jobs that keep it. Object stores refuse it anyway."""
+    if os.path.lexists(output):
+        raise OutputError(f"{output}: exists, and --no-clobber keeps it; choose another name, or remove it")
+
+
 def refuse_same_file(spec: JobSpec) -> None:
     """OutputError where writing the output, its partial file or its receipt would touch the input, by any name.
 

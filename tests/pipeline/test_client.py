@@ -134,7 +134,7 @@ def job_view(**changes):
         "output": "o", "parameters": {}, "priority": 0, "array": None, "index": None, "state": "running",
         "cancelling": False, "attempts": 1, "chunks": None, "chunks_done": 0, "error": None, "submitted_at": 1.0,
         "started_at": 2.0, "finished_at": None, "device_seconds": 0.0, "held": False,
-        "preemptions": 0, "throttle": None, "limits": {}, "estimate": None,
+        "preemptions": 0, "throttle": None, "no_clobber": False, "limits": {}, "estimate": None,
         "used": {"seconds": 0.0, "memory_bytes": None, "gpu_memory_bytes": None},
     } | changes  # fmt: skip
 
@@ -434,6 +434,11 @@ def test_limits_and_the_rest_of_a_submission(service, gate):
         again = client.submit("smooth", "in.npy", "c.npy", limits={"time": 5400, "memory": 2 << 30}, after_any=[found])
         assert again.view["limits"] == limits | {"gpu_memory_bytes": None, "gpus": None}
         assert again.wait(timeout_s=WAIT_S).state == "succeeded"
+        assert again.view["no_clobber"] is False
+        with pytest.raises(ServiceRefused, match=r"c\.npy: exists, and --no-clobber keeps it"):
+            client.submit("smooth", "in.npy", "c.npy", no_clobber=True)
+        kept = run("submit", "smooth", "in.npy", "e-{index}.npy", "--array", "0-1", "--no-clobber").output.split()
+        assert "(not replaced if it exists)" in run("status", kept[1]).output
         for wrong, said in (({"time": "soon"}, "'soon' is not a time"), ({"cores": 1}, "there is no 'cores'"),
                             ({"memory": 5}, "limits.memory_bytes: .* greater than")):  # fmt: skip
             with pytest.raises(ServiceRefused, match=said):

@@ -145,8 +145,8 @@ def _universe(topology: Path, trajectory: Path | None, held: ExitStack) -> Any:
             import MDAnalysis
     except ImportError as exc:
         raise ParameterError(
-            f"{trajectory or topology}: topologies and trajectories need MDAnalysis, which cannot be imported ({exc}): "
-            "pip install MDAnalysis"
+            f"{trajectory or topology}: files other than .pqr, .npy and .npz need MDAnalysis, "
+            f"which cannot be imported ({exc}): pip install MDAnalysis"
         ) from exc
     files = [topology] if trajectory is None else [topology, trajectory]
     for path in files:

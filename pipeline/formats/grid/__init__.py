@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from pipeline.errors import OutputError
+from pipeline.formats import unsupported_output
 from pipeline.formats.grid.base import GridFormat, GridHeader
 from pipeline.formats.grid.cube import Cube
 from pipeline.formats.grid.mrc import Mrc
@@ -39,9 +40,7 @@ def map_format_for_output(path: Path) -> GridFormat:
     for form in GRID_FORMATS:
         if name.endswith(form.suffixes):
             return form
-    fault = f"unsupported map format {path.suffix}" if path.suffix else "the name has no suffix"
-    known = ", ".join(suffix for form in GRID_FORMATS for suffix in form.suffixes)
-    raise OutputError(f"{path}: {fault}; end it with {known}")
+    raise unsupported_output(path, "map format", [suffix for form in GRID_FORMATS for suffix in form.suffixes])
 
 
 def create_map(path: Path, header: GridHeader, opening: Opening = Opening.NEW) -> ImageWriter:

@@ -8,12 +8,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from pipeline.errors import InputError, OutputError
+from pipeline.formats import unsupported_output
 from pipeline.formats.image.base import ImageFormat, ImageHeader, ImageReader, ImageWriter, Region, Storage
 from pipeline.formats.image.file_list import FileLists
 from pipeline.formats.image.metadata.geotiff import GeoTags
 from pipeline.formats.image.npy import Npy
 from pipeline.formats.image.png import Png
 from pipeline.formats.image.pnm import Pnm
+from pipeline.formats.image.pyramid import LABELS
 from pipeline.formats.image.tiff import Tiff
 from pipeline.formats.image.zarr import Zarr, is_zarr
 from pipeline.storage.object_file import opened_to_read
@@ -26,6 +28,13 @@ __all__ += ["create_image", "format_for_output", "not_kept", "open_image"]
 
 FORMATS: tuple[ImageFormat, ...] = (Tiff(), Zarr(), Png(), Pnm(), Npy())
 
+# Metadata that several formats hold, or that few do and people miss: in words, and by the name in a header.
+_CARRIED = {
+    "profile": ("colour profile", "icc_profile"),
+    "orientation": ("orientation", "orientation"),
+    "display": ("display settings", "omero"),
+    "labels": ("label properties", LABELS),
+}
 _FIRST_BYTES = 64
 _BEYOND_ANY_FILE_BYTES = 1 << 62
 
@@ -47,8 +56,7 @@ def format_for_output(path: Path, storage: Storage | None = None) -> ImageFormat
     """The format that the suffix selects. OutputError if there is none, ParameterError if it does not store so."""
     form = _by_suffix(path)
     if form is None:
-        fault = f"unsupported image format {path.suffix}" if path.suffix else "the name has no suffix"
-        raise OutputError(f"{path}: {fault}; end it with {', '.join(_suffixes())}")
+        raise unsupported_output(path, "image format", _suffixes())
     return form if storage is None else form.storing(storage)
 
 
@@ -68,11 +76,13 @@ def create_image(
 
 def not_kept(header: ImageHeader, path: Path) -> str | None:
     """What is known of an image and a file of that name does not state, in words; None if nothing is lost."""
-    known = header.calibration.facts(header.axes)
-    place = header.metadata.get("geo")
+    known, metadata = header.calibration.facts(header.axes), header.metadata
+    place = metadata.get("geo")
     if isinstance(place, GeoTags):
         known |= {"place": "georeference"} if place.is_placed else {}
         known |= {"nodata": "nodata value"} if place.nodata is not None else {}
+    known |= header.notes.facts()
+    known |= {key: words for key, (words, name) in _CARRIED.items() if name in metadata}
     kept = format_for_output(path).keeps(header, path)
     return ", ".join(words for key, words in known.items() if key not in kept) or None
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from pipeline.errors import ParameterError, counted
 from pipeline.formats import Reader
 from pipeline.formats.image.metadata import Calibration
+from pipeline.formats.image.metadata.notes import Notes
 from pipeline.storage.partial import Callback, Opening, PartialFile, PartialFolder, no_callback
 from pipeline.storage.partial_objects import PartialObjects
 
@@ -91,6 +92,7 @@ class ImageHeader:
     metadata : what a new file of the same format takes over (resolution, tuple type, colour profile, …), and of any
                format whether the samples are compressed: "compression", none, or a scheme by name
     calibration : sizes, units, positions, and channels by name, for files of any format
+    notes    : text and dates
     levels   : of the file's pyramid, the image itself included
     """
 
@@ -100,6 +102,7 @@ class ImageHeader:
     maxval: int | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
     calibration: Calibration = field(default_factory=Calibration)
+    notes: Notes = field(default_factory=Notes)
     levels: int = 1
 
     @property
@@ -267,7 +270,7 @@ class ImageFormat(ABC):
         """Why this format cannot hold such an image at this path, and which can; None if it can."""
 
     def keeps(self, header: ImageHeader, path: Path) -> set[str]:
-        """Which known facts (`Calibration.facts`, "place", "nodata") a file of this image states; by default none."""
+        """Which known facts (see `not_kept`) a file of this image states; by default none."""
         return set()
 
     def storing(self, storage: Storage) -> ImageFormat:

@@ -20,9 +20,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.errors import InputError, OutputError
+from pipeline.errors import InputError, OutputError, StorageError
 from pipeline.formats.image.base import ImageFormat, ImageHeader, ImageReader, ImageWriter, Region, Storage, require_fit
 from pipeline.formats.image.contiguous import ContiguousSamples
+from pipeline.formats.image.metadata.notes import Notes
 from pipeline.storage.confinement import is_confined, open_beneath
 from pipeline.storage.output_lock import mode_of
 from pipeline.storage.partial import Callback, Opening, PartialFile, no_callback, sync_file_system, sync_folder
@@ -56,7 +57,7 @@ class StoredSamples:
 
 @dataclass(frozen=True, kw_only=True)
 class FileList:
-    """Files of the same shape, axes, dtype and metadata. `folder`: of the results."""
+    """Files of the same shape, axes, dtype and metadata, but with notes of their own. `folder`: of the results."""
 
     files: tuple[ListedFile, ...]
     folder: str
@@ -128,7 +129,7 @@ class FileLists(ImageFormat):
 
     def create(self, path: Path, header: ImageHeader, opening: Opening = Opening.NEW) -> ImageWriter:
         _, form = self._first(path)
-        return FileListWriter(path, header, opening, form)
+        return FileListWriter(path, header, opening, form, self._open_image)
 
     def _first(self, path: Path) -> tuple[Path, ImageFormat]:
         """The first result, and the format of all."""
@@ -145,7 +146,7 @@ def _listed(result: Path) -> Path:
 
 
 def of_one_file(header: ImageHeader) -> ImageHeader:
-    """The header of each file of a list."""
+    """The header of each file of a list, with the notes of the first."""
     return replace(header, shape=header.shape[1:], axes=header.axes[1:])
 
 
@@ -236,8 +237,15 @@ def _changed(file: ListedFile) -> InputError:
 class FileListWriter(ImageWriter):
     """Writes whole files. `left_out`: the numbers of files that are not published."""
 
-    def __init__(self, path: Path, header: ImageHeader, opening: Opening, form: ImageFormat) -> None:
-        self.path, self.header, self._form = path, header, form
+    def __init__(
+        self,
+        path: Path,
+        header: ImageHeader,
+        opening: Opening,
+        form: ImageFormat,
+        open_image: Callable[[Path], ImageReader],
+    ) -> None:
+        self.path, self.header, self._form, self._open_image = path, header, form, open_image
         self.left_out: Mapping[int, Any] = {}
         self._list = FileList.read(_listed(path))
         self._one = of_one_file(header)
@@ -268,12 +276,13 @@ class FileListWriter(ImageWriter):
         if Region(region.start[1:], region.stop[1:]) != Region.whole(self._one.shape):
             raise ValueError(f"{self.path}: files are written whole")
         for number, one in zip(range(region.start[0], region.stop[0]), samples, strict=True):
-            self._write(self._list.files[number].output, one)
+            self._write(self._list.files[number], one)
 
-    def _write(self, name: str, samples: NDArray[Any]) -> None:
-        head = self._head or self._form.head(self._one, Path(name))
+    def _write(self, file: ListedFile, samples: NDArray[Any]) -> None:
+        name, header = file.output, self._header_of(file)
+        head = (self._head if header is self._one else None) or self._form.head(header, Path(name))
         if head is None:
-            writer = self._form.create(self._staged / name, self._one)
+            writer = self._form.create(self._staged / name, header)
             try:
                 writer.write(Region.whole(self._one.shape), samples)
                 writer.publish()
@@ -291,6 +300,16 @@ class FileListWriter(ImageWriter):
         except OSError as error:
             with writing(Path(self._list.folder, name), samples.nbytes):
                 raise error
+
+    def _header_of(self, file: ListedFile) -> ImageHeader:
+        """With the notes of the file itself, in which files of a list may differ."""
+        if self._one.notes == Notes():
+            return self._one
+        try:
+            with self._open_image(Path(file.path)) as reader:
+                return replace(self._one, notes=reader.header.notes)
+        except (InputError, StorageError):  # its samples were read before
+            return replace(self._one, notes=Notes())
 
     def flush(self) -> None:
         with writing(self.path):

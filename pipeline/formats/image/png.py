@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from pipeline.codecs import silence_loggers
 from pipeline.codecs.deflate import deflated_bands
 from pipeline.errors import InputError, counted
 from pipeline.formats.image.base import ImageFormat, ImageHeader, ImageReader, ImageWriter, Region
+from pipeline.formats.image.metadata import Calibration, Step, in_unit
 from pipeline.formats.image.spooled_writer import SpooledWriter
 from pipeline.formats.image.whole_image_reader import WholeImageReader
 from pipeline.storage.object_file import opened_to_read
@@ -33,6 +34,10 @@ _LONGEST_CARRIED = 4 << 20
 # Chunks that define how samples are shown, carried over to a new PNG: colour space, gamma, luminance, resolution, and
 # Exif's orientation.
 _CARRIED = (b"cHRM", b"gAMA", b"iCCP", b"sRGB", b"cICP", b"mDCV", b"cLLI", b"pHYs", b"eXIf")
+_PHYS = struct.Struct(">IIB")
+_PER_METER = 1
+_COARSEST = 5000  # pixels in a metre: rounding changes larger pixels by more than one in ten thousand
+_OF_SCREENS = (1, 2834, 2835, 3779, 3780)  # of 72 and 96 pixels in an inch: the size is unknown
 _ONCE = frozenset((b"IHDR", b"PLTE", b"tRNS", b"IEND"))  # the chunks, besides any number of IDAT, that define samples
 _COLOUR_AT = 25  # the byte of the file that names the colour type
 _GRAY, _RGB, _PALETTE, _GRAY_ALPHA, _RGB_ALPHA = 0, 2, 3, 4, 6
@@ -76,6 +81,9 @@ class Png(ImageFormat):
             return f"{path}: PNG readers take up to {LONGEST_SIDE:,} pixels a side, not {header.shape}{others}"
         return None
 
+    def keeps(self, header: ImageHeader, path: Path) -> set[str]:
+        return {"profile"} | ({"plane"} if _physical(header.calibration) is not None else set())
+
     def create(self, path: Path, header: ImageHeader, opening: Opening = Opening.NEW) -> ImageWriter:
         return PngWriter(path, header, opening)
 
@@ -98,7 +106,7 @@ def png_pieces(header: ImageHeader, rows_of: Callable[[int, int], NDArray[Any]])
     height, width, channels = (*header.shape, 1)[:3]
     depth = 8 * header.dtype.itemsize
     yield _SIGNATURE + _chunk(b"IHDR", _IHDR.pack(width, height, depth, _COLOUR_OF[channels], 0, 0, 0))
-    carried = dict(header.metadata.get("png_chunks", ()))
+    carried = _described(header) | dict(header.metadata.get("png_chunks", ()))
     yield from (_chunk(kind, carried[kind]) for kind in _CARRIED if kind in carried)
 
     def encoded(first: int, stop: int) -> memoryview:
@@ -198,13 +206,54 @@ def _read_header(file: PositionalFile) -> ImageHeader:
         transparent = transparent or (chunk.kind == b"tRNS" and b"tRNS" in _wanted(colour))
         if chunk.kind in _CARRIED and chunk.length <= _LONGEST_CARRIED:
             carried.append((chunk.kind, bytes(_data_of(file, chunk))))
-    channels = _CHANNELS[colour] + transparent
+    channels, described = _CHANNELS[colour] + transparent, dict(carried)
     return ImageHeader(
         shape=(height, width) if channels == 1 else (height, width, channels),
         axes="YX" if channels == 1 else "YXS",
         dtype=np.dtype(np.uint16 if depth == 16 else np.uint8),
-        metadata={"compression": "deflate"} | ({"png_chunks": tuple(carried)} if carried else {}),
+        metadata={"compression": "deflate"} | ({"png_chunks": tuple(carried)} if carried else {}) | _profile(described),
+        calibration=_calibration(described),
     )
+
+
+def _described(header: ImageHeader) -> dict[bytes, bytes]:
+    """The chunks of the pixel size and the colour profile of a file of another format."""
+    found, size = {}, _physical(header.calibration)
+    if size is not None:
+        found[b"pHYs"] = _PHYS.pack(*size, _PER_METER)
+    if "icc_profile" in header.metadata:
+        found[b"iCCP"] = b"ICC profile\0\0" + zlib.compress(header.metadata["icc_profile"])
+    return found
+
+
+def _physical(known: Calibration) -> tuple[int, int] | None:
+    """Pixels in a metre along X and Y; None if they are unknown, or too few or too many for whole numbers."""
+    found = []
+    for letter in "XY":
+        step = known.steps.get(letter)
+        size = None if step is None else in_unit(step.size, step.unit, "meter")
+        if size is None or not _COARSEST < 1 / size < 1 << 31:
+            return None
+        found.append(round(1 / size))
+    return found[0], found[1]
+
+
+def _calibration(chunks: Mapping[bytes, bytes]) -> Calibration:
+    data = chunks.get(b"pHYs", b"")
+    x, y, unit = _PHYS.unpack(data) if len(data) == _PHYS.size else (0, 0, 0)
+    if unit != _PER_METER or not x or not y or x in _OF_SCREENS:
+        return Calibration()
+    return Calibration({"Y": Step(1 / y, "meter"), "X": Step(1 / x, "meter")})
+
+
+def _profile(chunks: Mapping[bytes, bytes]) -> dict[str, bytes]:
+    """The colour profile, as a TIFF holds it."""
+    packed = chunks.get(b"iCCP", b"").partition(b"\0")[2][1:]
+    try:
+        profile = zlib.decompressobj().decompress(packed, _LONGEST_CARRIED)
+    except zlib.error:  # carried as it is to another PNG
+        return {}
+    return {"icc_profile": profile} if profile else {}
 
 
 def _wanted(colour: int) -> frozenset[bytes]:

@@ -84,8 +84,7 @@ class Reduction:
     @classmethod
     def of(cls, header: ImageHeader) -> Reduction:
         nearest = header.dtype.kind == "b" or isinstance(header.metadata.get(LABELS), Mapping)
-        missing = geotiff.nodata_of(header.metadata, header.dtype)
-        return cls(axes=header.axes, nearest=nearest, missing=missing)
+        return cls(axes=header.axes, nearest=nearest, missing=geotiff.nodata_of(header))
 
     @property
     def method(self) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pipeline.errors import OutputError
+from pipeline.formats import unsupported_output
 from pipeline.formats.image.base import ImageReader
 from pipeline.formats.series.base import SeriesFormat, SeriesHeader
 
@@ -22,9 +22,7 @@ def series_format_for_output(path: Path) -> SeriesFormat:
     for form in formats:
         if path.name.lower().endswith(form.suffixes):
             return form
-    fault = f"unsupported format {path.suffix} for MRI images" if path.suffix else "the name has no suffix"
-    known = ", ".join(suffix for form in formats for suffix in form.suffixes)
-    raise OutputError(f"{path}: {fault}; end it with {known}")
+    raise unsupported_output(path, "MRI image format", [suffix for form in formats for suffix in form.suffixes])
 
 
 def open_series(path: Path, header: SeriesHeader) -> ImageReader:

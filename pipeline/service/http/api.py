@@ -50,7 +50,7 @@ from pipeline.storage import archive
 from pipeline.storage.objects import ObjectPath
 from pipeline.storage.positional import PositionalFile
 from pipeline.workloads import workloads
-from pipeline.workloads.paths import refuse_long_name
+from pipeline.workloads.paths import refuse_existing, refuse_long_name
 
 # How often a stream checks the progress of a run, which is in memory, and its connection.
 RUNNING_POLL_S, IDLE_POLL_S = 0.25, 1.0
@@ -89,6 +89,13 @@ def submit(
         check_webhook(request.webhook, service.settings.webhook_hosts)
     asked = request.jobs(user.name, group, secrets.token_hex(6))
     new = [_checked(replace(each, limits=limits), roots) for each in asked]
+    if request.no_clobber:
+        try:
+            for each in asked:
+                refuse_existing(roots.writable(each.output))
+        except OutputError:
+            if idempotency_key is None or not service.store.has_request(user.name, idempotency_key):
+                raise  # otherwise the output may be that of the first request
     body = hashlib.sha256(json.dumps(request.model_dump(), sort_keys=True).encode()).hexdigest()
     ids = service.store.accept(
         new, now=time.time(), key=idempotency_key, body_sha256=body,

@@ -68,7 +68,8 @@ class Submission(BaseModel):
     workload: str = Field(max_length=64, examples=["smooth"])
     input: Path_ = Field(description="a path under the data roots; in an array {index} becomes the number")
     output: Path_ = Field(
-        description="a path under the data roots; must contain {index} in an array", examples=["smooth-{index}.tif"]
+        description="a path under the data roots; must contain {index} in an array",
+        examples=["smooth.tif", "smooth-{index}.tif"],
     )
     parameters: Annotated[dict[str, Any], AfterValidator(_true_json)] = Field(
         {}, description="as `GET /v1/workloads` describes them"
@@ -82,6 +83,9 @@ class Submission(BaseModel):
         None, pattern=r"^[0-9]{1,9}-[0-9]{1,9}(%[1-9][0-9]{0,4})?$", examples=["1-3", "0-999%20"],
         description="FROM-TO, or FROM-TO%N: at most N of them run at the same time",
     )  # fmt: skip
+    no_clobber: bool = Field(
+        False, description="keep an older output: the job is refused, or fails, if its output exists"
+    )
     limits: AskedLimits = NOTHING_ASKED
     webhook: str | None = Field(
         None, max_length=1000, examples=["https://hooks.example.org/millrace"],
@@ -136,7 +140,7 @@ class Submission(BaseModel):
             owner=owner, group=group, workload=self.workload, input=filled(self.input), output=filled(self.output),
             parameters={name: filled(value) for name, value in self.parameters.items()}, priority=self.priority,
             after=frozenset(self.after), after_any=frozenset(self.after_any), array_id=array_id, array_index=number,
-            throttle=self.throttle, limits=self.limits, webhook=self.webhook,
+            throttle=self.throttle, limits=self.limits, webhook=self.webhook, no_clobber=self.no_clobber,
         )  # fmt: skip
 
 
@@ -166,8 +170,8 @@ def job_view(stored: StoredJob) -> JobView:
         attempts=job.attempts, chunks=job.chunks, chunks_done=job.chunks_done, error=job.error,
         submitted_at=stored.submitted_at, started_at=stored.started_at, finished_at=stored.finished_at,
         device_seconds=stored.device_seconds, held=stored.held,
-        preemptions=job.preemptions, throttle=asked.throttle, limits=asked.limits, estimate=stored.estimate,
-        used=stored.used,
+        preemptions=job.preemptions, throttle=asked.throttle, no_clobber=asked.no_clobber, limits=asked.limits,
+        estimate=stored.estimate, used=stored.used,
     )  # fmt: skip
 
 

@@ -139,6 +139,11 @@ class Store:
                 transaction.execute("add_request", owner=owner, key=key, body_sha256=body_sha256, jobs=jobs, at=now)
             return ids
 
+    def has_request(self, owner: str, key: str) -> bool:
+        """Whether jobs were accepted under this idempotency key."""
+        with self._read() as reading:
+            return reading.execute("request", owner=owner, key=key).fetchone() is not None
+
     # Changing
 
     def apply(self, job: str, event: Event, *, now: float, facts: Facts = NO_FACTS) -> Outcome:

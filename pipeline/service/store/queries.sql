@@ -2,10 +2,10 @@
 
 -- name: add_job
 INSERT INTO jobs (id, owner, owner_group, workload, input, output, written, parameters, priority, array_id, array_index,
-                  throttle, parked, limits, webhook, state, epoch, attempts, cancelling, chunks, chunks_done, error, story,
-                  submitted_at, changed_at)
+                  throttle, parked, limits, webhook, no_clobber, state, epoch, attempts, cancelling, chunks, chunks_done, error,
+                  story, submitted_at, changed_at)
 VALUES (:id, :owner, :group, :workload, :input, :output, :written, :parameters, :priority, :array_id, :array_index,
-        :throttle, :parked, :limits, :webhook, :state, 0, 0, 0, NULL, 0, NULL, :story, :at, :at);
+        :throttle, :parked, :limits, :webhook, :no_clobber, :state, 0, 0, 0, NULL, 0, NULL, :story, :at, :at);
 
 -- name: add_dependency
 INSERT INTO dependencies (job, after, state, any_end) VALUES (:job, :after, :state, :any_end);
@@ -166,8 +166,8 @@ ORDER BY number DESC LIMIT :limit;
 -- name: list_jobs
 -- Without the long columns, receipts and stories.
 SELECT number, id, owner, owner_group, workload, input, output, written, parameters, priority, array_id, array_index,
-    throttle, limits, webhook, state, epoch, attempts, deaths, preemptions, cancelling, chunks, chunks_done, error, '[]' AS story,
-    submitted_at, changed_at, started_at, finished_at, device_seconds, estimate, run_seconds, memory_bytes,
+    throttle, limits, webhook, no_clobber, state, epoch, attempts, deaths, preemptions, cancelling, chunks, chunks_done, error,
+    '[]' AS story, submitted_at, changed_at, started_at, finished_at, device_seconds, estimate, run_seconds, memory_bytes,
     gpu_memory_bytes, held, runner, lease_until, NULL AS receipt
 FROM jobs WHERE number IN ({fitting}) ORDER BY number DESC;
 
@@ -177,7 +177,7 @@ SELECT MIN(number) AS last, COUNT(*) AS count, json_group_array({view}) AS jobs
 FROM (
   SELECT number, id, owner, owner_group, workload, input, output, parameters, priority, array_id, array_index, state, attempts,
       cancelling, chunks, chunks_done, error, submitted_at, started_at, finished_at, device_seconds, preemptions, throttle,
-      limits, estimate, run_seconds, memory_bytes, gpu_memory_bytes, held
+      no_clobber, limits, estimate, run_seconds, memory_bytes, gpu_memory_bytes, held
   FROM jobs WHERE number IN ({fitting}) ORDER BY number DESC
 );
 
@@ -190,7 +190,7 @@ json_object(
     'chunks_done', chunks_done, 'error', error, 'submitted_at', submitted_at, 'started_at', started_at,
     'finished_at', finished_at, 'device_seconds', device_seconds,
     'held', json(iif(held, 'true', 'false')), 'preemptions', preemptions, 'throttle', throttle,
-    'limits', json(limits), 'estimate', json(estimate), 'used', json_object(
+    'no_clobber', json(iif(no_clobber, 'true', 'false')), 'limits', json(limits), 'estimate', json(estimate), 'used', json_object(
         'seconds', run_seconds, 'memory_bytes', memory_bytes, 'gpu_memory_bytes', gpu_memory_bytes))
 
 -- name: lately_cancelled

@@ -25,6 +25,7 @@ class NewJob:
     throttle  : how many jobs of its array may run at the same time; None: any number
     webhook   : a URL to notify when it ends
     written   : the output's resolved path, which identifies the file; None: `output`
+    no_clobber: it fails rather than replace an older output
     """
 
     owner: str
@@ -39,6 +40,7 @@ class NewJob:
     limits: JobLimits = NO_LIMITS
     throttle: int | None = None
     webhook: str | None = None
+    no_clobber: bool = False
     array_id: str | None = None
     array_index: int | None = None
     written: str | None = None
@@ -197,7 +199,7 @@ def stored(row: sqlite3.Row, waiting_for: frozenset[str], waiting_for_end: froze
         owner=row["owner"], workload=row["workload"], input=row["input"], output=row["output"],
         parameters=json.loads(row["parameters"]), group=row["owner_group"], priority=row["priority"],
         array_id=row["array_id"], array_index=row["array_index"], written=row["written"], throttle=row["throttle"],
-        webhook=row["webhook"], limits=JobLimits.model_validate_json(row["limits"]),
+        webhook=row["webhook"], no_clobber=bool(row["no_clobber"]), limits=JobLimits.model_validate_json(row["limits"]),
     )  # fmt: skip
     job = Job(
         id=row["id"], state=State(row["state"]), epoch=row["epoch"], attempts=row["attempts"],

@@ -210,3 +210,7 @@ CREATE TABLE deliveries (
   due   REAL NOT NULL
 ) WITHOUT ROWID;
 CREATE INDEX deliveries_by_due ON deliveries (due);
+
+-- version 10
+
+ALTER TABLE jobs ADD COLUMN no_clobber INTEGER NOT NULL DEFAULT 0;     -- it fails if its output exists

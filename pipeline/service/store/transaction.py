@@ -98,7 +98,7 @@ class Transaction(Reading):
             "priority": new.priority, "array_id": new.array_id, "array_index": new.array_index, "state": job.state,
             "story": json.dumps(job.story), "at": self._now, "throttle": new.throttle,
             "parked": self._is_parked(new),
-            "limits": new.limits.model_dump_json(), "webhook": new.webhook,
+            "limits": new.limits.model_dump_json(), "webhook": new.webhook, "no_clobber": new.no_clobber,
         }  # fmt: skip
         self.execute("add_job", **values)
         held = [

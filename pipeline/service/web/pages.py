@@ -32,6 +32,7 @@ from pipeline.service.http.tokens import User, digest_of
 from pipeline.service.http.views import progress_view
 from pipeline.service.jobs import ACTIVE
 from pipeline.service.store import JobFilter, StoredJob
+from pipeline.service.web.reference import marked, objects, operations
 from pipeline.service.web.values import FILTERS, facts_of, fields_of, percent, stages_of
 from pipeline.storage.objects import ObjectPath
 from pipeline.workloads import workloads
@@ -185,6 +186,17 @@ def workers(service: ThisService, viewer: _Viewer) -> Response:
     )  # fmt: skip
 
 
+@_pages.get("/api")
+def http_api(service: ThisService, viewer: _Viewer, request: Request) -> Response:
+    document = request.app.openapi()
+    found = list(operations(document))
+    groups = {tag: [each for each in found if each.tag == tag] for tag in dict.fromkeys(each.tag for each in found)}
+    return _page(
+        "api.html", groups=groups.items(), objects=list(objects(document)), viewer=viewer, here="",
+        address=str(request.base_url).rstrip("/"), needs_token=not service.settings.is_open_to_all,
+    )  # fmt: skip
+
+
 @_pages.get("/login")
 def login_page(next: str = "/") -> Response:  # noqa: A002
     return _page("login.html", next=next if _is_own(next) else "/", viewer=None, here="")
@@ -242,7 +254,7 @@ def _environment() -> Environment:
         "ACTIVE": ACTIVE,
         "TERMINAL": TERMINAL,
     }
-    environment.filters |= FILTERS
+    environment.filters |= FILTERS | {"marked": marked}
     return environment
 
 

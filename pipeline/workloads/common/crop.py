@@ -32,9 +32,12 @@ class RegionParameters(StorageParameters):
 
     crop: str | None = Field(
         None,
+        json_schema_extra={"unit": "Z=A:B,…"},
         description="a part of the image, as Z=10:20,Y=0:4096,X=100:900 (stop not included); T and C also with a step",
     )
-    times: str | None = Field(None, description="time points, start:stop:step, as --crop T=…")
+    times: str | None = Field(
+        None, json_schema_extra={"unit": "A:B:STEP"}, description="time points, start:stop:step, as --crop T=…"
+    )
 
     @field_validator("crop")
     @classmethod
@@ -172,5 +175,5 @@ def _part_header(header: ImageHeader, boxes: Mapping[str, range]) -> ImageHeader
     return replace(
         header, shape=tuple(len(boxes[letter]) if letter in boxes else n
                             for letter, n in zip(header.axes, header.shape, strict=True)),
-        calibration=known, metadata=metadata,
+        calibration=known, metadata=metadata, notes=header.notes.cropped(boxes),
     )  # fmt: skip

@@ -31,9 +31,7 @@ def _or_text(value: Any, handler: Callable[[Any], Any]) -> Any:
     if found is None or not (found["letter"] or found["unit"]):
         return handler(value)
     if found["unit"] and unit_named(found["unit"]) is None:
-        raise ValueError(
-            f"'{value}': {found['unit']} is not a unit of length; there are nm, um, mm, cm, m, in and others"
-        )
+        raise ValueError(f"'{value}': {found['unit']} is not a unit of length; use nm, um, mm, cm, m or in")
     if not found["unit"]:
         handler(found["number"])
     return value.strip()
@@ -113,11 +111,12 @@ def _samples(option: str, letter: str, part: tuple[Any, float, str], header: Ima
         return number
     step, named = header.calibration.steps.get(letter), unit_named(unit)
     if step is None:
-        raise ParameterError(f"{option}: {path} states no pixel size along {letter}: give samples")
+        raise ParameterError(f"{option}: {path} has no pixel size along {letter}: pass a number of pixels")
     size = None if named is None else in_unit(number, named, step.unit or "")
     if size is None:
         states = f"in {step.unit}" if step.unit else "without a unit"
         raise ParameterError(
-            f"{option}: {path} states its pixel size along {letter} {states}, not one that {unit} fits: give samples"
+            f"{option}: {path} states its pixel size along {letter} {states}, which {unit} does not fit: "
+            "pass a number of pixels"
         )
     return size / step.size

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -11,26 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.formats.image.base import ImageHeader, ImageReader, Region
-from pipeline.formats.image.metadata.geotiff import GeoTags
+from pipeline.formats.image.base import ImageReader, Region
 from pipeline.workloads.common.samples import module_of
-
-
-def declared_nodata(header: ImageHeader) -> float | None:
-    """The value that the file states for missing samples (GDAL_NODATA), if its samples can have it."""
-    place = header.metadata.get("geo")
-    value = place.nodata if isinstance(place, GeoTags) else None
-    if value is None or header.dtype.kind == "f":
-        return value
-    return value if holds(header.dtype, value) else None
-
-
-def holds(dtype: np.dtype[Any], value: float) -> bool:
-    """Whether samples of an integer dtype can have the value."""
-    if dtype.kind == "b" or not math.isfinite(value) or value != int(value):
-        return False
-    limits = np.iinfo(dtype)
-    return bool(limits.min <= value <= limits.max)
 
 
 class MissingAsNan(ImageReader):

@@ -15,20 +15,20 @@ class StorageParameters(Parameters):
 
     chunks: tuple[int, ...] | None = Field(
         None,
-        description="Zarr: samples of a chunk, TIFF: of a tile: one number for rows and columns, or one for each axis",
+        description="Zarr: pixels of a chunk, TIFF: of a tile: one number for rows and columns, or one for each axis",
     )
     shards: tuple[int, ...] | None = Field(
         None,
-        description="Zarr: samples of a file of several chunks, in the same form [default: 16 MiB past 8 GiB]",
+        description="Zarr: pixels of a file of several chunks, in the same form [default: 16 MiB past 8 GiB]",
     )
     compression: Literal["none", "lz4", "zstd", "deflate", "lzw"] | None = Field(
-        None, description="of the output [default: Zarr zstd; TIFF none, or as the input]"
+        None, description="compression of the output [default: Zarr zstd; TIFF none, or as the input]"
     )
 
     levels: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
         "auto",
-        description="of the output's pyramid, the image included; auto: as many as viewers need, if the input has "
-        "several, or more than 4096 rows or columns",
+        description="levels of the output's pyramid, the image included; auto: as many as viewers need, if the input "
+        "has several, or more than 4096 rows or columns",
         json_schema_extra={"unit": "auto|N"},
     )
 

@@ -42,19 +42,22 @@ class CoulombParameters(Parameters):
     )
     select: str | None = Field(
         None,
+        json_schema_extra={"unit": "SELECTION"},
         description="atoms to include, in MDAnalysis' selection language: 'protein and not name H*' [default: all]",
     )
     frames: str = Field(
-        ":", description="frames from 0, or from the end as -1, -2 …: start:stop:step (stop not included), or one"
+        ":",
+        json_schema_extra={"unit": "A:B:STEP"},
+        description="frames from 0, or from the end as -1, -2 …: start:stop:step (stop not included), or one",
     )
     combine: Combination = Field(
         "avg", description="how several frames are combined at each point: mean, minimum, maximum, standard deviation"
     )
     scheme: Literal["shift", "taylor2", "truncate", "ewald", "full", "direct"] = Field(
         "shift",
-        description="a charge's potential at r, with s = r/cutoff: q/r (1 - s²)²; q (1/r - (1.875 - 1.25 s² + "
-        "0.375 s⁴)/cutoff); q/r within the cutoff; q/r of all atoms and their periodic images, by Ewald's sum; q/r of "
-        "all atoms, by a mesh; the same, one by one",
+        description="potential of a charge q at distance r, s = r/cutoff. Within the cutoff, shift: q/r (1 - s²)²; "
+        "taylor2: q (1/r - (1.875 - 1.25 s² + 0.375 s⁴)/cutoff); truncate: q/r. Without one, ewald: q/r of all atoms "
+        "and their periodic images; full: q/r of all atoms, by a mesh; direct: the same, one by one",
     )
     cutoff: float | None = Field(
         None,
@@ -86,7 +89,11 @@ class CoulombParameters(Parameters):
         description="for ewald and full: charges are Gaussians q (S/√π)³ exp(-S² r²), S in 1/angstrom, as PMEPot's are "
         "(0.25)",
     )
-    dielectric: str = Field("1", description="relative permittivity: 4, or 4r for 4 times the distance in angstrom")
+    dielectric: str = Field(
+        "1",
+        json_schema_extra={"unit": "X|Xr"},
+        description="relative permittivity: 4, or 4r for 4 times the distance in angstrom",
+    )
     exclude_radius: float = Field(
         0.0,
         json_schema_extra={"unit": "Å"},
@@ -97,6 +104,7 @@ class CoulombParameters(Parameters):
     )
     cell: str = Field(
         "file",
+        json_schema_extra={"unit": "CELL"},
         description="the periodic cell: file (each frame's own, if it has one; direct and full ignore it), none, or "
         "A,B,C or A,B,C,ALPHA,BETA,GAMMA in angstrom and degrees, or 9 numbers: three vectors",
     )
@@ -130,7 +138,7 @@ class CoulombParameters(Parameters):
         description="a CSV file of points x,y,z in angstrom: also write the potential there, in float64, without the "
         "term of an atom at the point itself, as OUTPUT.at.csv",
     )
-    units: Units = Field("kT/e", description="of the map's values; e/A is charge over distance without a constant")
+    units: Units = Field("kT/e", description="unit of the map's values; e/A is charge over distance without a constant")
     temperature: float | None = Field(
         None,
         json_schema_extra={"unit": "K"},

@@ -18,15 +18,18 @@ from pipeline.workloads.filters.window import Axes
 from pipeline.workloads.operator import image_operator
 
 SigmaRange = Annotated[
-    float, Field(gt=0, allow_inf_nan=False, description="standard deviation of sample values: smaller keeps more edges")
+    float,
+    Field(
+        gt=0, allow_inf_nan=False, examples=[50], description="standard deviation of values: smaller keeps more edges"
+    ),
 ]
 SigmaSpatial = Annotated[
     tuple[Annotated[float, Field(gt=0, allow_inf_nan=False)], ...],
-    Field(description="standard deviation of distance in samples, for all axes or for each: 2 or 1,2"),
+    Field(description="standard deviation of distance in pixels, for all axes or for each: 2 or 1,2"),
 ]
 OddSize = Annotated[
     tuple[Annotated[int, Field(ge=1, le=MAX_SIZE)], ...] | None,
-    Field(description="samples of the window along each axis, odd [default: three standard deviations on each side]"),
+    Field(description="pixels of the window along each axis, odd [default: three standard deviations on each side]"),
 ]
 
 
@@ -94,7 +97,7 @@ def bilateral(
     out: Any,
     stream: Any,
 ) -> None:
-    """Smooth, but not across edges: a mean over the neighbours of a similar value."""
+    """Smooth, but not across edges: a mean over neighbours with similar values."""
     assert axes is not None
     sigmas, sizes = _window(size, sigma_spatial, len(axes))
     options: dict[str, Any] = {"axes": axes, "out": out, "workers": 1, "stream": stream}

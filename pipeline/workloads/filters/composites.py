@@ -24,7 +24,7 @@ from pipeline.workloads.operator.edges import Edges
 
 Sigma = Annotated[
     tuple[Annotated[float, Field(ge=0, allow_inf_nan=False)], ...],
-    Field(description="standard deviation of the Gaussian in samples, for all axes or for each: 2 or 1.5,3"),
+    Field(description="standard deviation of the Gaussian in pixels, for all axes or for each: 2 or 1.5,3"),
 ]
 Ratio = Annotated[float, Field(gt=1, allow_inf_nan=False, description="of the wider Gaussian's deviation to --sigma")]
 Amount = Annotated[float, Field(ge=0, allow_inf_nan=False, description="how much of the difference is added")]
@@ -152,7 +152,7 @@ def unsharp(
     edges: Any,
     xp: Any,
 ) -> None:
-    """Unsharp mask: add what differs from the smoothed image; integers are rounded, and saturate."""
+    """Sharpen by an unsharp mask: add the difference from the smoothed image; integers saturate."""
     assert axes is not None
     smooth = _smoothed(block, (sigma, (0,) * len(axes)), axes, edges, stream)
     image = _wanted(block, edges).astype(smooth.dtype)
@@ -183,7 +183,7 @@ def divide_background(
 
 @_operator(halo=_box_reach, dtype=_float_of)
 def deviation(block: Any, *, size: Size = None, axes: Axes = None, out: Any, stream: Any, xp: Any) -> None:
-    """Take the standard deviation over a box around each pixel: of contrast, texture and noise."""
+    """Take the standard deviation over a box around each pixel, a measure of contrast, texture and noise."""
     assert axes is not None
     sizes = _each("size", size or (3,), len(axes))
     samples, values = block.astype(np.float64), math.prod(sizes)

@@ -86,8 +86,8 @@ def _of(operation: str, summary: str) -> Any:
     )  # fmt: skip
 
 
-erode = _of("erode", "Take the smallest sample in a window around each pixel: bright structures shrink.")
-dilate = _of("dilate", "Take the largest sample in a window around each pixel: bright structures grow.")
+erode = _of("erode", "Take the smallest value in the window around each pixel: bright structures shrink.")
+dilate = _of("dilate", "Take the largest value in the window around each pixel: bright structures grow.")
 open = _of("open", "Remove bright structures that are smaller than the window: erode, then dilate.")  # noqa: A001
 close = _of("close", "Remove dark structures that are smaller than the window: dilate, then erode.")
 tophat = _of("tophat", "Keep bright structures that are smaller than the window: the image minus its opening.")

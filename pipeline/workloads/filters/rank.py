@@ -26,7 +26,9 @@ from pipeline.workloads.filters.window import (
 )
 from pipeline.workloads.operator import image_operator
 
-Percentile = Annotated[float, Field(ge=0, le=100, description="0: the minimum; 50: the median; 100: the maximum")]
+Percentile = Annotated[
+    float, Field(ge=0, le=100, examples=[90], description="0: the minimum; 50: the median; 100: the maximum")
+]
 
 
 def _halo(asked: Any, axes: int) -> Sequence[tuple[int, int]]:
@@ -88,14 +90,14 @@ _operator = partial(
     image_operator, _take, halo=_halo, computes_in=computed_in, tolerance=0, keeps_range=True, reference=_define
 )
 
-percentile = _operator(name="percentile", summary="Take a percentile of the samples in a window around each pixel.")
+percentile = _operator(name="percentile", summary="Take a percentile of the window around each pixel.")
 median = _operator(
     name="median", given={"percentile": 50.0},
-    summary="Take the median of the samples in a window around each pixel: noise goes, edges stay.",
+    summary="Take the median of the window around each pixel: noise goes, edges stay.",
 )  # fmt: skip
 minimum = _operator(
-    name="minimum", given={"percentile": 0.0}, summary="Take the smallest sample in a window around each pixel."
+    name="minimum", given={"percentile": 0.0}, summary="Take the smallest value in the window around each pixel."
 )
 maximum = _operator(
-    name="maximum", given={"percentile": 100.0}, summary="Take the largest sample in a window around each pixel."
+    name="maximum", given={"percentile": 100.0}, summary="Take the largest value in the window around each pixel."
 )

@@ -15,9 +15,7 @@ from pipeline.workloads.common.samples import computed_in
 from pipeline.workloads.filters.window import Axes
 from pipeline.workloads.operator import image_operator
 
-Radius = Annotated[
-    float, Field(gt=0, le=MAX_RADIUS, description="of the ball, in samples and in units of their values")
-]
+Radius = Annotated[float, Field(gt=0, le=MAX_RADIUS, description="of the ball, in pixels and in units of their values")]
 Background = Annotated[bool, Field(description="write the background instead of the image without it")]
 
 

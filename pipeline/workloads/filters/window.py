@@ -13,21 +13,24 @@ from pipeline.workloads.common.extents import OR_TEXT
 
 Size = Annotated[
     tuple[Annotated[int, Field(ge=1), *OR_TEXT], ...] | None,
-    Field(description="samples of the window along each axis: 3 for all, 3,5 for each, or a length: 2um [default: 3]"),
+    Field(description="pixels of the window along each axis: 3 for all, 3,5 for each, or a length: 2um [default: 3]"),
 ]
 Footprint = Annotated[Literal["box", "disk", "ball", "cross"], Field(description="shape of the window")]
 Radius = Annotated[
     Annotated[int, Field(ge=1, le=MAX_RADIUS)] | None,
-    Field(description=f"samples on each side of the centre of a disk, ball or cross, 1 … {MAX_RADIUS}"),
+    Field(description=f"pixels on each side of the centre of a disk, ball or cross, 1 … {MAX_RADIUS}"),
 ]
 Axes = Annotated[
     tuple[str, ...] | None,
-    Field(description="axes to filter, by letter or number: YX or 0,1 [default: Y, X, and Z of volumes]"),
+    Field(
+        json_schema_extra={"unit": "AXIS"},
+        description="axes to filter, by letter or number: YX or 0,1 [default: Y, X, and Z of volumes]",
+    ),
 ]
 NanPolicy = Annotated[
     Literal["propagate", "omit", "raise"], Field(description="float images: let NaN spread, leave it out, or refuse it")
 ]
-NoData = Annotated[float | None, Field(description="a value that marks missing samples, which are left out")]
+NoData = Annotated[float | None, Field(description="a value that marks missing pixels, which are left out")]
 
 
 def window(size: tuple[int, ...] | None, footprint: str, radius: int | None, axes: int) -> dict[str, Any]:
@@ -45,7 +48,7 @@ def window(size: tuple[int, ...] | None, footprint: str, radius: int | None, axe
     if size is not None:
         raise ValueError(f"size belongs to --footprint box; a {footprint} has --radius")
     if radius is None:
-        raise ValueError(f"footprint {footprint} needs --radius, in samples")
+        raise ValueError(f"footprint {footprint} needs --radius, in pixels")
     return {"footprint": footprint_named(footprint, radius, axes)}
 
 
@@ -56,7 +59,7 @@ def sides_of(asked: Any, axes: int) -> tuple[int, ...]:
     found = window(asked.size, asked.footprint, asked.radius, axes)
     sizes: tuple[int, ...] = found["size"] if "size" in found else found["footprint"].shape
     if math.prod(sizes) > MAX_SAMPLES:
-        raise ValueError(f"size makes a window of {math.prod(sizes):,} samples; at most {MAX_SAMPLES:,} are supported")
+        raise ValueError(f"size makes a window of {math.prod(sizes):,} pixels; at most {MAX_SAMPLES:,} are supported")
     return sizes
 
 

@@ -380,7 +380,7 @@ class MriJob:
 
     def _follower(self, number: int) -> Any:
         def follow(iteration: int, residual: Any) -> None:
-            self._latest = f"image {number + 1}, iteration {iteration}: residual {float(residual):.2g}"
+            self._latest = f"iteration {iteration}, residual {float(residual):.2g}, image {number + 1}"
 
         return follow
 
@@ -388,7 +388,7 @@ class MriJob:
         def follow(iteration: int, status: NDArray[np.float64]) -> None:
             objective, misfit, _ = status
             self._latest = (
-                f"image {number + 1}, iteration {iteration}: objective {objective:.4g}, residual {misfit:.2g}"
+                f"iteration {iteration}, residual {misfit:.2g}, objective {objective:.4g}, image {number + 1}"
             )
 
         return follow
@@ -396,7 +396,7 @@ class MriJob:
     def _report(self, number: int, note: Mapping[str, Any]) -> None:
         iterations = counted(note["iterations"], "iteration")
         objective = f"objective {note['objective']:.4g}, " if "objective" in note else ""
-        self._latest = f"image {number + 1}, {iterations}: {objective}residual {note['residual']:.2g}"
+        self._latest = f"{iterations}, residual {note['residual']:.2g}, {objective}image {number + 1}"
 
     # The end
 

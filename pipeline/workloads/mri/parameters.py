@@ -64,15 +64,17 @@ class MriParameters(Parameters):
     )
     regularizer: str = Field(
         "none",
+        json_schema_extra={"unit": "NAME,…"},
         description="penalties for images from few samples, several with commas: l1-wavelet, tv, tv-time, llr, l2; "
         "tv-time and llr join the frames or times of a slice",
     )
     strength: str = Field(
         "auto",
-        description="of each penalty, relative to the largest pixel of the gridded image (of l2, to the normal "
+        json_schema_extra={"unit": "auto|X,…"},
+        description="weight of each penalty, relative to the largest pixel of the gridded image (of l2, to the normal "
         "diagonal): a number for all, one for each, or auto, the least risk estimated (SURE)",
     )
-    wavelet: Literal["haar", "db2", "db3", "db4"] = Field("db2", description="l1-wavelet: Haar's, or Daubechies'")
+    wavelet: Literal["haar", "db2", "db3", "db4"] = Field("db2", description="l1-wavelet: Haar or Daubechies")
     block: int = Field(8, ge=2, le=64, description="llr: pixels of a block along each axis")
     basis: AbsolutePath | None = Field(
         None,
@@ -81,7 +83,8 @@ class MriParameters(Parameters):
     )
     gradient_delay: str = Field(
         "none",
-        description="of radial data: auto estimates the delays in the plane (RING); or x,y or x,y,z, the samples by "
+        json_schema_extra={"unit": "auto|X,…"},
+        description="radial data: auto estimates the delays in the plane (RING); or x,y or x,y,z, the samples by "
         "which each gradient is late",
     )
     matrix: tuple[int, ...] | None = Field(
@@ -93,7 +96,9 @@ class MriParameters(Parameters):
     )
     trajectory: AbsolutePath | None = Field(None, description="BART's pair of trajectory files, for a k-space pair")
     slices: str = Field(
-        ":", description="slices from 0, or from the end as -1, -2 …: start:stop:step (stop not included), or one"
+        ":",
+        json_schema_extra={"unit": "A:B:STEP"},
+        description="slices from 0, or from the end as -1, -2 …: start:stop:step (stop not included), or one",
     )
     frames: int | None = Field(
         None, ge=1, description="readouts per frame of a dynamic series [default: all readouts, one image]"
@@ -111,15 +116,18 @@ class MriParameters(Parameters):
     view_sharing: int | None = Field(
         None,
         ge=1,
-        description="neighbouring readouts on each side from which a frame takes the outer k-space that its own do not "
-        "fill",
+        description="neighbouring readouts on each side that fill the outer k-space of a frame where its own readouts "
+        "do not",
     )
     density: str = Field(
         "pipe-menon",
+        json_schema_extra={"unit": "NAME|FILE"},
         description="density compensation: pipe-menon, ramp (radial), none, file (the input's), or a file .npy or .cfl",
     )
     sensitivities: str = Field(
-        "walsh", description="coil sensitivities: walsh or espirit from the k-space centre, or a file .npy or .cfl"
+        "walsh",
+        json_schema_extra={"unit": "NAME|FILE"},
+        description="coil sensitivities: walsh or espirit from the k-space centre, or a file .npy or .cfl",
     )
     calibration: int = Field(
         24, ge=4, le=256, description="width of the k-space centre for sensitivities, in cycles per field of view"
@@ -155,7 +163,8 @@ class MriParameters(Parameters):
     )
     window: str = Field(
         "auto",
-        description="of .png and .dcm: low,high, the values shown as black and white; auto: 0 and the 99.7th "
+        json_schema_extra={"unit": "auto|LOW,HIGH"},
+        description=".png and .dcm: low,high, the values shown as black and white; auto: 0 and the 99.7th "
         "percentile (.dcm: the largest)",
     )
     output_values: Literal["magnitude", "complex"] = Field("magnitude", description="values of the output")

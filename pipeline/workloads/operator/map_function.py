@@ -23,12 +23,21 @@ from pipeline.workloads.protocol import JobSpec
 class MapParameters(OperatorParameters):
     """The function, and what a decorator would declare with it."""
 
-    function: str = Field(description="package.module:function, of the folder that this is started in or installed")
-    halo: tuple[float, ...] | None = Field(
-        None, description="samples that it looks at on each side, for all axes or for each: 3 or 3,5 [default: 0]"
+    function: str = Field(
+        json_schema_extra={"unit": "MODULE:FUNCTION"},
+        description="package.module:function, installed or in the working folder",
     )
-    axes: str | None = Field(None, description="axes that it works along, such as YX [default: Y, X, and Z of volumes]")
-    dtype: str | None = Field(None, description="of the result [default: the input's]")
+    halo: tuple[float, ...] | None = Field(
+        None, description="pixels that it looks at on each side, for all axes or for each: 3 or 3,5 [default: 0]"
+    )
+    axes: str | None = Field(
+        None,
+        json_schema_extra={"unit": "AXES"},
+        description="axes that it works along, such as YX [default: Y, X, and Z of volumes]",
+    )
+    dtype: str | None = Field(
+        None, json_schema_extra={"unit": "DTYPE"}, description="data type of the result [default: the input's]"
+    )
     param: dict[str, Any] = Field(
         {}, description="a parameter of the function, read as JSON, else as text; may be repeated"
     )

@@ -16,10 +16,10 @@ import numpy as np
 from kernels.runtime.threads import Interrupted
 from pipeline.errors import InputError, MillraceError, OperatorError, ParameterError
 from pipeline.formats.image.base import ImageHeader, Region
+from pipeline.formats.image.metadata.geotiff import nodata_of
 from pipeline.workloads.common.axes import axes_named, usual_axes
 from pipeline.workloads.common.extents import in_samples
 from pipeline.workloads.common.image_plan import check_cval, grown
-from pipeline.workloads.common.nodata import declared_nodata
 from pipeline.workloads.common.samples import module_of, narrow, widened
 from pipeline.workloads.operator.edges import Edges
 from pipeline.workloads.operator.parameters import OperatorParameters, is_untyped
@@ -73,7 +73,7 @@ class Step:
         self.remarks: dict[str, Any] = dict(extents)
         if "nodata" in self._arguments:
             if self._arguments["nodata"] is None:
-                self._arguments["nodata"] = declared_nodata(source)
+                self._arguments["nodata"] = nodata_of(source)
             if self._arguments["nodata"] is not None:
                 self.remarks["nodata"] = f"{self._arguments['nodata']:g}, left out"
         self.header = source

@@ -17,13 +17,14 @@ from kernels.smoothing.window import Window, box_window, gaussian_windows
 from pipeline.errors import InputError, OutputError, ParameterError
 from pipeline.formats import image as images
 from pipeline.formats.image.base import ImageWriter
+from pipeline.formats.image.metadata.geotiff import holds, nodata_of
 from pipeline.storage.partial import Opening
 from pipeline.workloads.common.axes import axes_named, usual_axes
 from pipeline.workloads.common.crop import CroppedReader
 from pipeline.workloads.common.extents import in_samples
 from pipeline.workloads.common.halo import read_with_borders
 from pipeline.workloads.common.image_plan import check_cval, grown, plan_image, remarks
-from pipeline.workloads.common.nodata import MissingAsNan, declared_nodata, holds, mark_missing
+from pipeline.workloads.common.nodata import MissingAsNan, mark_missing
 from pipeline.workloads.common.samples import computed_in, computed_in_floats, module_of, narrow, widened
 from pipeline.workloads.common.statistics import ImageStatistics
 from pipeline.workloads.paths import refuse_same_file
@@ -108,9 +109,9 @@ class SmoothingJob:
     def _missing(self) -> float | None:
         """The nodata value in force: samples that have it are left out, as NaN are then too."""
         given, asked, dtype = self.parameters.nodata, self.parameters, self.header.dtype
-        if given is not None and dtype.kind != "f" and not holds(dtype, given):
+        if given is not None and not holds(dtype, given):
             raise ParameterError(f"--nodata {given:g}: {self.spec.input} is {dtype.name}, which cannot have it")
-        nodata = declared_nodata(self.header) if given is None else given
+        nodata = nodata_of(self.header) if given is None else given
         cannot = any(asked.order or ()) or asked.nan_policy == "raise" or math.isnan(asked.cval)
         if nodata is None or cannot:
             return None
@@ -127,7 +128,7 @@ class SmoothingJob:
     def _nodata_remark(self) -> dict[str, str]:
         if self._nodata is not None:
             return {"nodata": f"{self._nodata:g}, left out"}
-        declared = declared_nodata(self.header)
+        declared = nodata_of(self.header)
         return {} if declared is None else {"nodata": f"{declared:g}, smoothed like any other value"}
 
     @property

@@ -20,35 +20,37 @@ class SmoothingParameters(RegionParameters):
 
     filter: Literal["box", "gaussian"] = Field("box", description="mean over a box, or Gaussian")
     size: tuple[WholeExtent, ...] | None = Field(
-        None, description="box: samples along each axis; for all or for each: 3, 3,5, 2um or Z=5,Y=2um [default: 3]"
+        None, description="box: pixels along each axis; for all or for each: 3, 3,5, 2um or Z=5,Y=2um [default: 3]"
     )
     sigma: tuple[SampleExtent, ...] | None = Field(
         None,
-        description="gaussian: standard deviation in samples, 0 for no smoothing; for all axes or for each: 2, 1.5,3, "
+        description="gaussian: standard deviation in pixels, 0 for no smoothing; for all axes or for each: 2, 1.5,3, "
         "0.5um or Z=2um,Y=0.5um",
     )
     order: tuple[int, ...] | None = Field(
         None,
-        description="gaussian: derivative along each axis, 0 to 3, per sample; float32 for integer images [default: 0]",
+        description="gaussian: derivative along each axis, 0 to 3, per pixel; float32 for integer images [default: 0]",
     )
     truncate: float | None = Field(
         None,
         description="gaussian: cut the kernel at this many standard deviations [default: 4; none past sigma 8]",
         gt=0,
     )
-    radius: tuple[int, ...] | None = Field(None, description="gaussian: cut the kernel at this many samples instead")
+    radius: tuple[int, ...] | None = Field(None, description="gaussian: cut the kernel at this many pixels instead")
     mode: Literal["reflect", "mirror", "nearest", "wrap", "constant"] = Field(
-        "reflect", description="samples beyond the edge"
+        "reflect", description="values beyond the edge"
     )
     cval: float = Field(0.0, description="the value beyond the edge with mode constant")
     axes: tuple[str, ...] | None = Field(
-        None, description="axes to smooth, by letter or number: YX or 0,1 [default: Y, X, and Z of volumes]"
+        None,
+        json_schema_extra={"unit": "AXIS"},
+        description="axes to smooth, by letter or number: YX or 0,1 [default: Y, X, and Z of volumes]",
     )
     nan_policy: Literal["propagate", "omit", "raise"] = Field(
         "propagate", description="float images: let NaN spread, leave it out of the mean, or refuse it"
     )
     nodata: float | None = Field(
-        None, description="a value that marks missing samples, which are left out [default: that of a GeoTIFF]"
+        None, description="a value that marks missing pixels, which are left out [default: that of a GeoTIFF]"
     )
     statistics: bool = Field(
         False, description="minimum, maximum, mean, deviation and histogram of the result, by channel, in the receipt"
@@ -80,14 +82,14 @@ class SmoothingParameters(RegionParameters):
         elif self.size is not None:
             raise ValueError("--size belongs to --filter box; a Gaussian has --sigma")
         elif self.sigma is None:
-            raise ValueError("--filter gaussian needs --sigma, the standard deviation in samples")
+            raise ValueError("--filter gaussian needs --sigma, the standard deviation in pixels")
         elif self.radius is not None and self._differs("truncate"):
-            raise ValueError("--truncate and --radius both cut the kernel: give one")
+            raise ValueError("--truncate and --radius both cut the kernel: pass one of them")
         if self.nodata is not None and self.nan_policy == "raise":
-            raise ValueError("--nodata leaves samples out, and --nan-policy raise refuses them: give one")
+            raise ValueError("--nodata leaves pixels out, and --nan-policy raise refuses them: pass one of them")
         if any(self.order or ()) and (self.nan_policy == "omit" or self.nodata is not None):
             option = "--nodata" if self.nodata is not None else "--nan-policy omit"
-            raise ValueError(f"--order and {option}: the derivative of a mean over some samples is not defined")
+            raise ValueError(f"--order and {option}: the derivative of a mean over some pixels is not defined")
         return self
 
     @model_validator(mode="after")
@@ -109,11 +111,11 @@ class SmoothingParameters(RegionParameters):
         if self.mode != "constant" and self._differs("cval"):
             raise ValueError(f"--cval belongs to --mode constant, and the mode is {self.mode}")
         if math.isnan(self.cval) and self.nodata is not None:
-            raise ValueError("--cval nan does not fit --nodata, which leaves NaN out: give a number")
+            raise ValueError("--cval nan does not fit --nodata, which leaves NaN out: pass a number")
         if math.isnan(self.cval) and self.nan_policy != "propagate":
             # In a chunk the border's samples are like any others: they would be omitted or refused too.
             raise ValueError(
-                f"--cval nan does not go with --nan-policy {self.nan_policy}: give a number, or --nan-policy propagate"
+                f"--cval nan does not fit --nan-policy {self.nan_policy}: pass a number, or --nan-policy propagate"
             )
         return self
 

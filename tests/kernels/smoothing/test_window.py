@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from kernels.smoothing.weights import EXACT_FIRST_ONE, EXACT_LATER_ONE, exact_half_weights, half_weights
-from kernels.smoothing.window import EXACT_RADIUS, Window, box_window, gaussian_radius, gaussian_windows
+from kernels.smoothing.window import DIRECT_RADIUS, EXACT_RADIUS, Window, box_window, gaussian_radius, gaussian_windows
 
 U8, U16, F32 = (np.dtype(name) for name in ("u1", "u2", "f4"))
 
@@ -88,6 +88,7 @@ def test_gaussians_out_of_range(sigma: Any, options: dict[str, Any], message: st
         (U16, (1, 0, 2), False),
         (F32, (1, 0, 2), False),
         (U8, (0, 0, 0), True),
+        (U8, (2, 0, 1), True),
     ],
 )
 def test_gaussians_of_bytes_that_do_not_reach_far_are_exact_along_every_axis(
@@ -109,6 +110,22 @@ def test_gaussians_end_where_they_are_truncated() -> None:
     assert [each.taps for each in gaussian_windows((0, 1), (1, 2), ("wrap", "wrap"), F32, truncate=2)] == [5, 9]
     assert [each.taps for each in gaussian_windows((0, 1), (1, 2), ("wrap", "wrap"), F32, radii=(None, 1))] == [9, 3]
     assert gaussian_windows((), (), (), U8) == []
+
+
+def test_gaussians_are_decimated_from_one_sample_past_the_direct_radius() -> None:
+    for sigma, is_coarse in ((DIRECT_RADIUS / 4, False), ((DIRECT_RADIUS + 1) / 4, True)):
+        (window,) = gaussian_windows((0,), (sigma,), ("wrap",), U16)
+        assert (window.decimation is not None) == is_coarse
+        assert window.offset == 0
+
+
+@pytest.mark.parametrize("orders", [None, (1,)])
+@pytest.mark.parametrize("sigma", [3.0, 200.0])
+def test_weights_for_float64_keep_its_precision(sigma: float, orders: tuple[int, ...] | None) -> None:
+    for dtype, is_float32 in (("f4", True), ("f8", False)):
+        (window,) = gaussian_windows((0,), (sigma,), ("wrap",), np.dtype(dtype), orders=orders)
+        weights = [*(window.half_weights or ()), *(window.derivative or ())]
+        assert all(weight == float(np.float32(weight)) for weight in weights) == is_float32
 
 
 def test_modes_are_known() -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import resource
+import shlex
 import signal
 import subprocess
 import sys
@@ -19,6 +20,8 @@ import numpy as np
 import pytest
 import tifffile
 
+from pipeline.cli.service import serve
+from pipeline.workloads import workloads
 from tests.images import COMMAND, names_in, read_image, version, write_image
 from tests.pipeline.workloads.coulomb.coulomb_jobs import molecule, write_pqr
 
@@ -178,6 +181,7 @@ MISTAKES = [
     (("in.ppm", "out.ppm", "--preview", "folder.png"), "folder.png: is a folder"),
     (("in.ppm", "out.ppm", "--preview", "nowhere/small.png"), "nowhere does not exist"),
     (("in.ppm", "out"), "out: the name has no suffix"),
+    (("in.ppm", "."), ".: is a folder; name a file in it, such as result.tif"),
     (("in.ppm", "out.jpg"), "out.jpg: unsupported image format .jpg"),
     (("in.ppm", "nowhere/out.ppm"), "nowhere does not exist"),
     (("in.ppm", "/proc/out.ppm"), "/proc takes no new files; choose another"),
@@ -221,7 +225,7 @@ MISTAKES = [
     *(
         (
             ("float.npy", "out.npy", "--mode", "constant", "--cval", "nan", "--nan-policy", policy),
-            f"--cval nan does not go with --nan-policy {policy}: give a number, or --nan-policy propagate",
+            f"--cval nan does not fit --nan-policy {policy}: pass a number, or --nan-policy propagate",
         )
         for policy in ("omit", "raise")
     ),
@@ -522,15 +526,67 @@ def test_help_has_headings_units_and_two_examples(millrace, workload, unit):
     assert len(listed) == len(set(listed))
 
 
+def examples(millrace, *command):
+    _, out, _ = millrace(*command, "--help")
+    return [shlex.split(line)[1:] for line in out.partition("Examples:\n")[2].splitlines()]
+
+
 def test_the_examples_of_the_help_are_valid(millrace):
     """They fail because their files are missing, and for no other reason."""
-    for workload in ("smooth", "coulomb", "mri", "median"):
-        _, out, _ = millrace("run", workload, "--help")
-        for line in out.partition("Examples:\n")[2].splitlines():
-            arguments = [each for each in line.split()[1:] if each not in ("--device", "cuda")]
-            code, _, err = millrace(*arguments)
+    for workload in set(workloads()) - {"chain"}:  # its steps are checked once the image is open
+        found = examples(millrace, "run", workload)
+        assert found
+        for given in found:
+            code, _, err = millrace(*(each for each in given if each not in ("--device", "cuda")))
             assert code == 2
-            assert "no such file" in err, (line, err)
+            assert "no such file" in err, (given, err)
+
+
+def test_the_examples_of_submit_and_serve_are_valid(millrace, monkeypatch):
+    monkeypatch.setenv("MILLRACE_URL", "http://127.0.0.1:1")
+    for given in [each for workload in workloads() for each in examples(millrace, "submit", workload)]:
+        code, _, err = millrace(*given)
+        assert (code, "no service answers" in err) == (1, True), (given, err)
+    found = examples(millrace, "serve")
+    assert [given[0] for given in found] == ["serve", "serve"]
+    for given in found:
+        serve.make_context("serve", given[1:])  # raises if an option does not exist
+
+
+def test_every_setting_of_the_service_is_in_one_section_of_its_help(millrace):
+    from pipeline.cli.service import SECTIONS
+    from pipeline.service.settings import ServiceSettings
+
+    listed = [name for section in SECTIONS.values() for name in section]
+    assert sorted(listed) == sorted(ServiceSettings.model_fields)
+    _, out, _ = millrace("serve", "--help")
+    assert [title for title in SECTIONS if f"\n{title}:\n" in out] == [*SECTIONS]
+    assert " TEXT" not in out
+
+
+def test_the_help_of_groups_shows_whole_summaries_under_headings(millrace):
+    code, out, _ = millrace("--help")
+    assert code == 0
+    headings = [line[:-1] for line in out.splitlines() if line.endswith(":") and not line.startswith(" ")]
+    assert headings == ["Options", "On this machine", "Use a service", "Run a service"]
+    assert re.search(r"run +Run a job on this machine", out.partition("On this machine:\n")[2])
+    for group in ((), ("run",), ("submit",), ("admin",), ("token",)):
+        assert "..." not in re.sub(r"Usage.*", "", millrace(*group, "--help")[1])
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["smoth"], "there is no command 'smoth'; did you mean run smooth? (see millrace --help)"),
+        (["veryfy", "out.tif"], "there is no command 'veryfy'; did you mean verify? (see millrace --help)"),
+        (["fly"], "there is no command 'fly' (see millrace --help)"),
+        (["run", "smoth", "a", "b"], "there is no workload 'smoth'; did you mean smooth? there are bilateral, "),
+    ],
+)
+def test_a_command_of_a_wrong_name_is_answered_with_the_closest(millrace, given, said):
+    code, out, err = millrace(*given)
+    assert (code, out) == (2, "")
+    assert err.startswith(f"millrace: {said}")
 
 
 def test_a_workload_in_place_of_a_command_is_shown_where_it_belongs(millrace):

@@ -374,9 +374,11 @@ def test_damaged_receipts(folder, millrace, change, said):
 
 def test_what_is_missing_and_what_is_no_count(folder, millrace):
     image(folder / "in.tif")
-    for content, said in ((None, "no such file"), (b"{", "is damaged"), (b"\xff", "is damaged"), (b"[]", "is damaged")):
-        if content is not None:
-            (folder / "in.tif.receipt.json").write_bytes(content)
+    assert millrace("verify", "in.tif", *CPU) == (
+        2, "", "millrace: in.tif: has no receipt (in.tif.receipt.json), so it cannot be verified\n"
+    )  # fmt: skip
+    for content, said in ((b"{", "is damaged"), (b"\xff", "is damaged"), (b"[]", "is damaged")):
+        (folder / "in.tif.receipt.json").write_bytes(content)
         code, out, err = millrace("verify", "in.tif", *CPU)
         assert (code, out) == (2, "")
         assert f"in.tif.receipt.json: {said}" in err

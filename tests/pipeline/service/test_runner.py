@@ -717,7 +717,7 @@ def test_where_no_thread_can_start_claims_do_not_follow_at_once(service, monkeyp
 
 @pytest.mark.parametrize("cancelled", [False, True])
 def test_a_result_published_just_before_the_kill_is_not_made_again(service, streams, data, cancelled):
-    job = service.submit()
+    job = service.submit(no_clobber=True)
     dead = service.store.claim("dead", now=time.time(), lease_s=1e6, owner_cap=9)
     assert dead.job.id == job
     from pipeline.engine.run import RunOptions, plan_job, run_job
@@ -843,6 +843,22 @@ def test_an_input_that_is_replaced_while_it_is_read_fails_its_job(service, strea
     assert (done.job.state, done.job.attempts, done.receipt) == (State.FAILED, 1, None)
     assert done.job.error == f"{data / 'in.npy'}: changed while it was read; nothing was published; run again"
     assert names_in(data) == ["in.npy"]
+
+
+@pytest.mark.parametrize("made_by", ["the start", "the end"])
+def test_an_output_that_others_made_meanwhile_is_kept(service, streams, data, made_by):
+    job = service.submit(no_clobber=True)
+    if made_by == "the start":
+        (data / "out.npy").write_bytes(b"older")
+    streams.on_chunk = lambda chunk: (data / "out.npy").write_bytes(b"older")
+    service.runner()
+    done = service.wait(job)
+    assert (done.job.state, done.job.attempts, done.receipt) == (State.FAILED, 1, None)
+    said = "exists, and --no-clobber keeps it; choose another name, or remove it"
+    assert done.job.error == f"{data / 'out.npy'}: {said}"
+    assert (data / "out.npy").read_bytes() == b"older"
+    assert names_in(data) == ["in.npy", "out.npy"]
+    assert bool(streams.chunks) == (made_by == "the end")
 
 
 def test_a_full_disk_of_the_state_does_not_stop_a_job_that_makes_progress(service, streams, full_disk, monkeypatch):

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tifffile
 import zarr
 from numpy.typing import NDArray
 from pydantic import ValidationError
@@ -26,6 +27,9 @@ ROWS, COLUMNS = 523, 301
 
 def levels_in(path: Path) -> list[NDArray[Any]]:
     """All levels of a result, as readers that others wrote find them."""
+    if path.suffix == ".tif":
+        with tifffile.TiffFile(path) as file:
+            return [level.asarray() for level in file.series[0].levels]
     group: Any = zarr.open_group(path, mode="r")
     return [group[level["path"]][...] for level in group.attrs.asdict()["ome"]["multiscales"][0]["datasets"]]
 
@@ -54,7 +58,7 @@ def job_in(folder: Path, output: str, *, chunk_bytes: int | None = None, workloa
 
 
 @pytest.mark.parametrize("chunk_bytes", [None, 20_000, 40_000, 150_000])
-@pytest.mark.parametrize("output", ["out.zarr"])
+@pytest.mark.parametrize("output", ["out.zarr", "out.tif"])
 def test_any_chunks_make_the_same_levels(folder: Path, output: str, chunk_bytes: int | None) -> None:
     job, options = job_in(folder, output, chunk_bytes=chunk_bytes, size="5", levels=10, chunks="112")
     regions: list[Region] = [chunk.region for chunk in job.plan.chunks]
@@ -83,7 +87,17 @@ def test_the_result_of_a_step_that_is_kept_is_a_pyramid_too(folder: Path) -> Non
         assert_is_a_pyramid(levels_in(path), read_image(path), 3)
 
 
-@pytest.mark.parametrize("output", ["out.zarr"])
+def test_a_pyramid_in_makes_a_pyramid_out(folder: Path) -> None:
+    job, options = job_in(folder, "first.tif", size="3", levels=2)
+    run_job(job, options)
+    first = workloads()["smooth"].Parameters(size="3")
+    for output, levels in (("second.tif", 2), ("third.ome.tif", 2), ("fourth.zarr", 2)):
+        spec = JobSpec(workload="smooth", input=folder / "first.tif", output=folder / output, parameters=first)
+        run_job(plan_job(spec, CpuDevice(2), options), options)
+        assert_is_a_pyramid(levels_in(folder / output), read_image(folder / output), levels)
+
+
+@pytest.mark.parametrize("output", ["out.zarr", "out.ome.tif"])
 def test_two_processes_a_kill_and_a_resume_make_the_same(folder: Path, output: str, own_settings: Any) -> None:
     options = ("run", "rolling-ball", "in.npy", output, "--radius", "9", "--levels", "6")
     options += ("--device", "cpu", "--chunk-bytes", "60KB", "--workers", "2")
@@ -100,6 +114,10 @@ def test_two_processes_a_kill_and_a_resume_make_the_same(folder: Path, output: s
     assert json.loads(out)["resumed_chunks"] > 0
     assert_is_a_pyramid(levels_in(folder / output), read_image(folder / output), 6)
     assert [name for name in names_in(folder) if name.startswith("out")] == [output, f"{output}.receipt.json"]
+    if output.endswith(".tif"):
+        killed = (folder / output).read_bytes()
+        run_job(*job_in(folder, output, workload="rolling-ball", radius=9, levels=6, chunk_bytes=60_000))
+        assert (folder / output).read_bytes() == killed
 
 
 def test_formats_without_levels_refuse_them(folder: Path) -> None:

@@ -11,9 +11,12 @@ import re
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from pipeline.formats.image.base import ImageHeader
 
 PIXEL_SCALE, TIEPOINT, TRANSFORMATION = 33550, 33922, 34264
 KEY_DIRECTORY, DOUBLE_PARAMS, ASCII_PARAMS, GDAL_METADATA, NODATA = 34735, 34736, 34737, 42112, 42113
@@ -70,14 +73,21 @@ class GeoTags:
         return found
 
 
-def nodata_of(metadata: Mapping[str, Any], dtype: np.dtype[Any]) -> float | None:
-    """The value that a file with this metadata states for missing samples, if samples of this dtype can have it."""
-    place = metadata.get("geo")
+def nodata_of(header: ImageHeader) -> float | None:
+    """The value that the file states for missing samples (GDAL_NODATA), if its samples can have it."""
+    place = header.metadata.get("geo")
     value = place.nodata if isinstance(place, GeoTags) else None
-    if value is None or dtype.kind == "f":
-        return value
-    limits = np.iinfo(np.uint8 if dtype.kind == "b" else dtype)
-    return value if math.isfinite(value) and value == int(value) and limits.min <= value <= limits.max else None
+    return value if value is not None and holds(header.dtype, value) else None
+
+
+def holds(dtype: np.dtype[Any], value: float) -> bool:
+    """Whether samples of a dtype can have a nodata value: floats any, booleans none."""
+    if dtype.kind == "f":
+        return True
+    if dtype.kind == "b" or not math.isfinite(value) or value != int(value):
+        return False
+    limits = np.iinfo(dtype)
+    return bool(limits.min <= value <= limits.max)
 
 
 def from_values(found: Mapping[int, tuple[int, bytes]], order: str) -> GeoTags:

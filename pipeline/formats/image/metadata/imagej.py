@@ -31,14 +31,17 @@ def from_description(description: str, x: Rational | None, y: Rational | None, u
     return Calibration(steps_of(T=interval, Z=depth, Y=height, X=known_step(tags.samples_apart(x), named)))
 
 
-def channels_from_tag(data: bytes, counts: tuple[int, ...], order: str, channels: int, planes: int) -> Any:
-    """Colours from the lookup tables, names from labels that repeat with the channels; empty if there are none."""
+def from_tag(
+    data: bytes, counts: tuple[int, ...], order: str, channels: int, planes: int
+) -> tuple[tuple[Channel, ...], str]:
+    """The channels, colours from the lookup tables, names from labels that repeat with the channels, and the info
+    text; each empty if it is unknown."""
     import tifffile
 
     try:
         found = tifffile.tifffile.imagej_metadata(data, counts, order)
     except Exception:  # the tag does not matter: damaged ones are left out
-        return ()
+        return (), ""
     labels, tables = found.get("Labels", []), found.get("LUTs", [])
     labels = [labels] if isinstance(labels, str) else labels
     tables = tables if isinstance(tables, list) else [tables]
@@ -48,7 +51,7 @@ def channels_from_tag(data: bytes, counts: tuple[int, ...], order: str, channels
     colours: list[str | None] = [None] * channels
     if len(tables) == channels and all(np.shape(table) == (3, 256) for table in tables):
         colours = ["".join(f"{int(part):02X}" for part in table[:, 255]) for table in tables]
-    return known_channels(tuple(map(Channel, names, colours)), channels)
+    return known_channels(tuple(map(Channel, names, colours)), channels), str(found.get("Info", ""))
 
 
 def unit_for(calibration: Calibration) -> str | None:
@@ -89,12 +92,12 @@ def resolution(calibration: Calibration) -> tuple[Rational, Rational, int] | Non
     return None if plane is None else (*plane, tags.NO_UNIT)
 
 
-def metadata_tag(calibration: Calibration, channels: int, planes: int) -> dict[int, tuple[int, int, bytes]]:
-    """The tags of names and colours: field type, count, bytes by tag; empty if neither is known."""
+def metadata_tag(calibration: Calibration, channels: int, planes: int, info: str) -> dict[int, tuple[int, int, bytes]]:
+    """The tags of names, colours and the info text: field type, count, bytes by tag; empty if none is known."""
     import tifffile
 
     described = calibration.channels
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = {"Info": info} if info else {}
     if len(described) == channels and any(channel.name for channel in described) and planes <= _MOST_LABELS:
         found["Labels"] = [channel.name for channel in described] * (planes // channels)
     if len(described) == channels and all(channel.colour for channel in described):

@@ -1,4 +1,5 @@
-"""Calibration in OME-XML: read from its Pixels element, written as the attributes that tifffile's OmeXml takes.
+"""OME-XML: the calibration in its Pixels element, written as the attributes that tifffile's OmeXml takes, and what else
+it states, which goes along from one OME-TIFF to the next.
 
 Source: OME schema 2016-06. Elements come from a standard XML parser: tifffile's `xml2dict` would turn names such as
 007 into numbers.
@@ -7,18 +8,27 @@ Source: OME schema 2016-06. Elements come from a standard XML parser: tifffile's
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
+from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
 
 from pipeline.formats.image.metadata.calibration import Calibration, Channel, known_channels, known_step, steps_of
 from pipeline.formats.image.metadata.units import kind_of, symbol_of, unit_named
 
 _NO_UNIT = "reference frame"
+_SCHEMA = "{http://www.openmicroscopy.org/Schemas/OME/2016-06}OME"
+_DECLARATION = '<?xml version="1.0" encoding="UTF-8"?>'
+_SIZES = ("SizeX", "SizeY", "SizeZ", "SizeC", "SizeT")
+# Elements and attributes that the calibration, the notes or the pages hold; LightPath is empty in most files.
+_HELD = {"Image", "Description", "AcquisitionDate", "Pixels", "Channel", "TiffData", "LightPath"}
+_HELD |= {"ID", "Name", "Color", "SamplesPerPixel"}
 _NOT_IN_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
-def from_pixels(pixels: Element, samples: int) -> Calibration:
+def from_image(image: Element, samples: int) -> Calibration:
     """`samples`: of a page, which OME counts as channels too."""
+    pixels = _pixels(image)
     found = {letter: _step(pixels, f"PhysicalSize{letter}", "µm") for letter in "ZYX"}
     channels = tuple(
         Channel(element.get("Name", "").strip(), _colour(element.get("Color")))
@@ -54,12 +64,109 @@ def attributes(calibration: Calibration, axes: str, channels: int) -> dict[str, 
         described = calibration.channels
         each: dict[str, Any] = {}
         if any(channel.name for channel in described):
-            each["Name"] = [_NOT_IN_XML.sub("", channel.name) for channel in described]
+            each["Name"] = [text(channel.name) for channel in described]
         if all(channel.colour for channel in described):
             each["Color"] = [_signed(channel.colour) for channel in described if channel.colour]
         if each:
             found["Channel"] = each
     return found
+
+
+def noted(image: Element) -> tuple[str, str]:
+    """The description and the date of acquisition; empty if they are not stated."""
+    return image.findtext("{*}Description") or "", image.findtext("{*}AcquisitionDate") or ""
+
+
+def text(words: str) -> str:
+    """Words without the characters that XML lacks."""
+    return _NOT_IN_XML.sub("", words)
+
+
+def further(xml: str) -> str:
+    """The elements, and attributes of channels, that nothing but OME-XML holds; empty if there are none."""
+    root = ElementTree.fromstring(xml)
+    image = _image(root)
+    pixels = _pixels(image)
+    channels = pixels.findall("{*}Channel")
+    found = [_name(each) for place in (root, image, pixels, *channels) for each in place]
+    found += [name for channel in channels for name in channel.attrib]
+    return ", ".join(name for name in dict.fromkeys(found) if name not in _HELD and not name.endswith("Ref"))
+
+
+def cropped(xml: str, boxes: Mapping[str, range]) -> str:
+    """OME-XML of a part of the image, with the samples kept along each axis; regions of interest are left out."""
+    root = ElementTree.fromstring(xml)
+    image = _image(root)
+    pixels = _pixels(image)
+    for parent, name in ((root, "ROI"), (image, "ROIRef")):
+        for each in parent.findall(f"{{*}}{name}"):
+            parent.remove(each)
+    for letter, box in boxes.items():
+        if letter in "XYZT":
+            pixels.set(f"Size{letter}", str(len(box)))
+        elif letter == "C":
+            pixels.set("SizeC", str(len(box) * len(boxes.get("S", range(1)))))
+            for number, channel in enumerate(pixels.findall("{*}Channel")):
+                if number not in box:
+                    pixels.remove(channel)
+    for plane in pixels.findall("{*}Plane"):
+        found = {letter: plane.get(f"The{letter}", "0").strip() for letter in boxes if letter in "ZCT"}
+        places = {letter: int(place) if place.isdecimal() else -1 for letter, place in found.items()}
+        if all(place in boxes[letter] for letter, place in places.items()):
+            for letter, place in places.items():
+                plane.set(f"The{letter}", str(boxes[letter].index(place)))
+        else:
+            pixels.remove(plane)
+    return _written(root)
+
+
+def is_current(xml: str) -> bool:
+    """Whether OME-XML is of the schema that is written, and can go along."""
+    return ElementTree.fromstring(xml).tag == _SCHEMA
+
+
+def merged(xml: str, made: str) -> str:
+    """An input's OME-XML, with the image as the new file's own, `made`, describes it; that alone if the input's is of
+    an older schema or of other sizes."""
+    root, own = ElementTree.fromstring(xml), ElementTree.fromstring(made)
+    pixels, own_pixels = _pixels(_image(root)), _pixels(_image(own))
+    if root.tag != _SCHEMA or any(pixels.get(size, "1") != own_pixels.get(size) for size in _SIZES):
+        return made
+    root.attrib.update(own.attrib)
+    pixels.attrib = {**own_pixels.attrib, "ID": pixels.get("ID", "Pixels:0")}
+    channels, own_channels = pixels.findall("{*}Channel"), own_pixels.findall("{*}Channel")
+    if len(channels) == len(own_channels):
+        for channel, stated in zip(channels, own_channels, strict=True):
+            channel.attrib.update({name: value for name, value in stated.attrib.items() if name != "ID"})
+    else:
+        channels = own_channels
+    others = [each for each in pixels if _name(each) not in ("Channel", "TiffData", "BinData", "MetadataOnly")]
+    pixels[:] = [*channels, *own_pixels.findall("{*}TiffData"), *others]
+    return _written(root)
+
+
+def _image(root: Element) -> Element:
+    """The one image, which `stack` has found."""
+    image = root.find("{*}Image")
+    assert image is not None, "the stack has one"
+    return image
+
+
+def _pixels(image: Element) -> Element:
+    pixels = image.find("{*}Pixels")
+    assert pixels is not None, "the stack has them"
+    return pixels
+
+
+def _name(element: Element) -> str:
+    return element.tag.rpartition("}")[2]
+
+
+def _written(root: Element) -> str:
+    # Otherwise the elements would be called ns0:OME and so on, which many readers do not take.
+    if root.tag.startswith("{"):
+        ElementTree.register_namespace("", root.tag[1:].partition("}")[0])
+    return _DECLARATION + ElementTree.tostring(root, encoding="unicode")
 
 
 def _all_written(calibration: Calibration, letters: str) -> bool:

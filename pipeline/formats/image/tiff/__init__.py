@@ -15,6 +15,7 @@ from pipeline.formats.image.base import (
     Storage,
     along_axes,
 )
+from pipeline.formats.image.pyramid import chosen_levels
 from pipeline.formats.image.tiff.compressed_writer import CompressedTiffWriter
 from pipeline.formats.image.tiff.description import OME_DTYPES, is_ome, kept_facts
 from pipeline.formats.image.tiff.ifd import MAX_PAGES
@@ -41,8 +42,6 @@ class Tiff(ImageFormat):
             raise ParameterError(f"--compression {storage.compression}: TIFF takes {', '.join(COMPRESSIONS)}")
         if storage.shards is not None:
             raise ParameterError("--shards: TIFF has none; choose .zarr, or leave it out")
-        if storage.levels not in (None, 1):
-            raise ParameterError("--levels: TIFF is written without further levels; choose .zarr, or leave it out")
         return Tiff(storage)
 
     def recognises(self, path: Path, first_bytes: bytes) -> bool:
@@ -84,7 +83,11 @@ class Tiff(ImageFormat):
         tiling = self._tiling(header)
         if tiling is None:
             return TiffWriter(path, header, opening)
-        return CompressedTiffWriter(path, header, opening, tiling)
+        return CompressedTiffWriter(path, header, opening, tiling, self.levels(header, path))
+
+    def levels(self, header: ImageHeader, path: Path) -> int:
+        """By default pyramids stay pyramids, and large tiled images become some."""
+        return chosen_levels(self._storage.levels, header, by_default=self._is_tiled(header))
 
     def block_shape(self, header: ImageHeader) -> tuple[int, ...] | None:
         tiling = self._tiling(header)
@@ -93,15 +96,22 @@ class Tiff(ImageFormat):
         sizes = {"Y": tiling.rows, "X": tiling.columns, "S": header.shape[-1]}
         return tuple(min(sizes.get(letter, 1), size) for letter, size in zip(header.axes, header.shape, strict=True))
 
+    def _is_tiled(self, header: ImageHeader) -> bool:
+        """Files are tiled if they are compressed, if tiles have a size, or if eight samples share a byte."""
+        return self._compression(header) != "none" or self._storage.chunks is not None or header.dtype.kind == "b"
+
+    def _compression(self, header: ImageHeader) -> str:
+        """As the input, unless another is chosen."""
+        found = str(header.metadata.get("compression", "none"))
+        return self._storage.compression or (found if found in COMPRESSIONS else "deflate")
+
     def _tiling(self, header: ImageHeader) -> Tiling | None:
-        """The tiles; None: strips. Files are tiled if they are compressed, as their input is unless another scheme is
-        chosen, if tiles have a size, or if eight samples share a byte. ParameterError if the size is not allowed."""
-        found = header.metadata.get("compression", "none")
-        compression = self._storage.compression or (found if found in COMPRESSIONS else "deflate")
-        if compression == "none" and self._storage.chunks is None and header.dtype.kind != "b":
+        """The tiles; None: strips. Pyramids are tiled too. ParameterError if the tiles' size is not allowed."""
+        is_pyramid = self._storage.levels is None and header.levels > 1
+        if not (self._is_tiled(header) or is_pyramid or (self._storage.levels or 1) > 1):
             return None
         chunks = along_axes(self._storage.chunks or (_TILE,), header, "--chunks")
         sizes = dict(zip(header.axes, chunks, strict=True))
         if sizes["Y"] % 16 or sizes["X"] % 16:
             raise ParameterError(f"--chunks {sizes['Y']},{sizes['X']}: a TIFF's tiles are multiples of 16")
-        return Tiling(rows=sizes["Y"], columns=sizes["X"], compression=compression)
+        return Tiling(rows=sizes["Y"], columns=sizes["X"], compression=self._compression(header))

@@ -11,6 +11,8 @@ from pathlib import Path
 
 from pipeline.formats.image.base import ImageHeader
 from pipeline.formats.image.metadata import geotiff, imagej, ome_xml, resolution
+from pipeline.formats.image.metadata.notes import ASCII, tiff_date
+from pipeline.formats.image.tiff.ifd import Tag
 
 _OME_SUFFIXES = (".ome.tif", ".ome.tiff", ".ome.tf8", ".ome.btf")
 OME_DTYPES = {"bool", "int8", "int16", "int32", "uint8", "uint16", "uint32", "float32", "float64"}
@@ -47,12 +49,13 @@ def page_axes(header: ImageHeader, path: Path) -> str:
 
 
 def description(header: ImageHeader, path: Path) -> bytes:
-    """The tag's value, which ends with a null byte; empty if the pages need no description."""
+    """The tag's value, which ends with a null byte; empty if there is nothing to say."""
     if is_ome(header, path):
         return _ome(header, path).encode() + b"\0"
     if is_imagej(header):
         return _imagej(header, path).encode("latin-1", "replace") + b"\0"
-    return b""
+    free = header.notes.description
+    return free.encode() + b"\0" if free else b""
 
 
 def _ome(header: ImageHeader, path: Path) -> str:
@@ -67,9 +70,14 @@ def _ome(header: ImageHeader, path: Path) -> str:
     xml = tifffile.OmeXml(UUID=f"urn:uuid:{name}", Creator="Millrace")
     stored = (pages, 1, 1, rows, columns, samples)
     channels = header.shape[header.axes.index("C")] if "C" in header.axes else 1
-    known = ome_xml.attributes(header.calibration, header.axes, channels)
+    known, notes = ome_xml.attributes(header.calibration, header.axes, channels), header.notes
+    if notes.acquired is not None:
+        known["AcquisitionDate"] = notes.acquired.isoformat()
+    if notes.description:
+        known["Description"] = ome_xml.text(notes.description)
     xml.addimage(header.dtype, header.shape, stored, axes=header.axes, Name=path.name.partition(".")[0], **known)
-    return str(xml.tostring(declaration=True))
+    made = str(xml.tostring(declaration=True))
+    return ome_xml.merged(notes.ome, made) if notes.ome else made
 
 
 def _imagej(header: ImageHeader, path: Path) -> str:
@@ -88,7 +96,11 @@ def further_tags(header: ImageHeader, path: Path) -> dict[int, tuple[int, int, b
     found: dict[int, tuple[int, int, bytes]] = {}
     if not is_ome(header, path) and is_imagej(header):
         channels = header.shape[header.axes.index("C")] if "C" in header.axes else 1
-        found |= imagej.metadata_tag(header.calibration, channels, math.prod(header.planes))
+        found |= imagej.metadata_tag(header.calibration, channels, math.prod(header.planes), header.notes.description)
+    found |= header.notes.fields()
+    if header.notes.acquired is not None:
+        date = tiff_date(header.notes.acquired)
+        found[Tag.DATE_TIME] = ASCII, len(date), date
     place = header.metadata.get("geo")
     return found | (place.fields() if isinstance(place, geotiff.GeoTags) else {})
 
@@ -107,9 +119,10 @@ def resolution_tags(header: ImageHeader, path: Path) -> tuple[tuple[int, int], t
 
 def kept_facts(header: ImageHeader, path: Path) -> set[str]:
     """Which known facts the file states, as `ImageFormat.keeps`."""
-    found = {"place", "nodata"}
+    found = {"place", "nodata", "description", "acquired", "tags", "profile", "orientation"}
     if is_ome(header, path):
-        return found | ome_xml.holds(header.calibration)
+        current = header.notes.ome and ome_xml.is_current(header.notes.ome)
+        return found | ome_xml.holds(header.calibration) | ({"ome"} if current else set())
     if is_imagej(header):
         return found | imagej.holds(header.calibration)
     return found | ({"plane"} if resolution.tags(header.calibration) else set())

@@ -21,11 +21,13 @@ from pipeline.storage.positional import PositionalFile
 MAX_PAGES = 1 << 20
 MAX_ENTRIES = 4096  # tags of one page; real files have about twenty
 MAX_SEGMENTS = 1 << 26  # strips or tiles of one page
+MAX_SUB_IFDS = 64  # of one page
 MAX_TEXT_BYTES = 1 << 26  # a description, a colour profile; OME-XML of thousands of planes has some MiB
 _WINDOW_BYTES = 1024  # an IFD and the small values behind it, usually in one read
 
 
 _TITLES = {
+    "SUB_IFDS": "SubIFDs",
     "ICC_PROFILE": "ICCProfile",
     "JPEG_TABLES": "JPEGTables",
     "GDAL_METADATA": "GDAL_METADATA",
@@ -46,7 +48,10 @@ class Tag(IntEnum):
     COMPRESSION = 259
     PHOTOMETRIC_INTERPRETATION = 262
     FILL_ORDER = 266
+    DOCUMENT_NAME = 269
     IMAGE_DESCRIPTION = 270
+    MAKE = 271
+    MODEL = 272
     STRIP_OFFSETS = 273
     ORIENTATION = 274
     SAMPLES_PER_PIXEL = 277
@@ -57,15 +62,20 @@ class Tag(IntEnum):
     PLANAR_CONFIGURATION = 284
     RESOLUTION_UNIT = 296
     SOFTWARE = 305
+    DATE_TIME = 306
+    ARTIST = 315
+    HOST_COMPUTER = 316
     PREDICTOR = 317
     TILE_WIDTH = 322
     TILE_LENGTH = 323
     TILE_OFFSETS = 324
     TILE_BYTE_COUNTS = 325
+    SUB_IFDS = 330
     EXTRA_SAMPLES = 338
     SAMPLE_FORMAT = 339
     JPEG_TABLES = 347
     IMAGE_DEPTH = 32997
+    COPYRIGHT = 33432
     MODEL_PIXEL_SCALE = 33550
     MODEL_TIEPOINT = 33922
     MODEL_TRANSFORMATION = 34264
@@ -125,19 +135,22 @@ class Directory:
         encoding: Encoding,
         index: int,
         entries: dict[int, tuple[int, int, bytes]],
+        sub_ifd: int | None = None,
     ) -> None:
         self.file = file
         self.file_bytes = file_bytes
         self.encoding = encoding
         self.index = index
         self._entries = entries
+        self._sub_ifd = sub_ifd
 
     def __contains__(self, tag: Tag) -> bool:
         return tag in self._entries
 
     def fault(self, tag: Tag, what: str) -> InputError:
         """An error that names the file, the page and the tag; `what` ends with what to do."""
-        return InputError(f"{self.file.path}: page {self.index}, tag {tag.title}: {what}")
+        page = f"page {self.index}" if self._sub_ifd is None else f"page {self.index}, SubIFD {self._sub_ifd}"
+        return InputError(f"{self.file.path}: {page}, tag {tag.title}: {what}")
 
     def number(self, tag: Tag, default: int | None = None) -> int:
         """The tag's first value, or `default`; InputError if it is missing and has no default."""
@@ -171,6 +184,10 @@ class Directory:
             return ()
         return tuple(int(value) for value in self.numbers(tag, min(self._entries[tag][1], at_most)))
 
+    def count(self, tag: Tag) -> int:
+        """How many values a tag has; 0 if it is absent."""
+        return self._entries[tag][1] if tag in self._entries else 0
+
     def rational(self, tag: Tag) -> tuple[int, int] | None:
         """Numerator and denominator; None if the tag is absent or not a fraction."""
         if tag not in self._entries or self._entries[tag][:2] != (_RATIONAL, 1):
@@ -200,6 +217,15 @@ class Directory:
     def text(self, tag: Tag) -> str:
         return self.blob(tag).split(b"\0")[0].decode("utf-8", errors="replace").strip()
 
+    def sub_ifds(self) -> list[Directory]:
+        """The directories that hang on this one, which are not in the chain. InputError if one is not in the file."""
+        found = []
+        for number, offset in enumerate(self.all_numbers(Tag.SUB_IFDS, MAX_SUB_IFDS)):
+            where = f"{self.file.path}: page {self.index}, tag SubIFDs: directory {number}"
+            entries, _ = _read_entries(self.file, self.encoding, offset, where, self.file_bytes)
+            found.append(Directory(self.file, self.file_bytes, self.encoding, self.index, entries, number))
+        return found
+
     def _value(self, tag: Tag, wanted_bytes: int) -> bytes:
         kind, count, value = self._entries[tag]
         declared = count * _TYPE_BYTES.get(kind, 1)
@@ -216,7 +242,7 @@ class Directory:
 
 
 def read_directories(file: PositionalFile) -> list[Directory]:
-    """The chain of IFDs from the file's start: at least one. SubIFDs, which are not in the chain, are ignored."""
+    """The chain of IFDs from the file's start: at least one."""
     file_bytes = file.size
     encoding, offset = _read_start(file)
     found: list[Directory] = []

@@ -135,17 +135,28 @@ class Page:
 
 def is_beside_the_image(directory: Directory) -> bool:
     """Whether the page is a smaller copy (a pyramid's level, a thumbnail) or a mask of another."""
-    if directory.number(Tag.NEW_SUBFILE_TYPE, 0) & (_REDUCED | _MASK):
-        return True
-    return directory.number(Tag.SUBFILE_TYPE, 1) == 2
+    return is_smaller_copy(directory) or bool(directory.number(Tag.NEW_SUBFILE_TYPE, 0) & _MASK)
 
 
-def read_page(directory: Directory) -> Page:
-    """Interpret one IFD. InputError if it is wrong, or holds unsupported samples."""
+def is_smaller_copy(directory: Directory) -> bool:
+    """Whether the page declares itself to be one, and no mask."""
+    kind = directory.number(Tag.NEW_SUBFILE_TYPE, 0)
+    return not kind & _MASK and (bool(kind & _REDUCED) or directory.number(Tag.SUBFILE_TYPE, 1) == 2)
+
+
+def samples_of(directory: Directory) -> tuple[tuple[int, int, int], np.dtype[Any]]:
+    """Rows, columns and samples per pixel, and the dtype as stored. InputError if a tag is wrong or unsupported."""
     rows, columns = _size(directory, Tag.IMAGE_LENGTH), _size(directory, Tag.IMAGE_WIDTH)
     samples = directory.number(Tag.SAMPLES_PER_PIXEL, 1)
     if samples == 0:
         raise directory.fault(Tag.SAMPLES_PER_PIXEL, "is 0; the file is damaged, export it again")
+    return (rows, columns, samples), _dtype(directory, samples)
+
+
+def read_page(directory: Directory) -> Page:
+    """Interpret one IFD. InputError if it is wrong, or holds unsupported samples."""
+    shape, dtype = samples_of(directory)
+    rows, columns, samples = shape
     if directory.number(Tag.IMAGE_DEPTH, 1) != 1:
         raise directory.fault(Tag.IMAGE_DEPTH, "volumes within one page are not supported; write one page a plane")
     compression = directory.number(Tag.COMPRESSION, UNCOMPRESSED)
@@ -158,8 +169,8 @@ def read_page(directory: Directory) -> Page:
     tile = (_size(directory, Tag.TILE_LENGTH), _size(directory, Tag.TILE_WIDTH)) if tiled else None
     page = Page(
         index=directory.index,
-        shape=(rows, columns, samples),
-        stored_dtype=_dtype(directory, samples),
+        shape=shape,
+        stored_dtype=dtype,
         separate=planar == 2 and samples > 1,
         tiled=tiled,
         block=tile or (min(rows, _size(directory, Tag.ROWS_PER_STRIP, rows)), columns),

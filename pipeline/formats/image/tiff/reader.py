@@ -59,7 +59,7 @@ class TiffReader(ImageReader):
             self._stack = arrange(read_directories(self._file))
             self._blocks = DecodedBlocks(self._file, self._stack.pages)
             first = self._stack.pages[0]
-            metadata, calibration = described(self._stack)
+            metadata, calibration, notes = described(self._stack)
         except BaseException:
             self._file.close()
             raise
@@ -69,6 +69,8 @@ class TiffReader(ImageReader):
             dtype=first.dtype,
             metadata=metadata,
             calibration=calibration,
+            levels=self._stack.levels,
+            notes=notes,
         )
         self._planes = np.arange(len(self._stack.pages)).reshape(self.header.planes)
         self.block_shape = _block_shape(self._stack)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -19,19 +19,28 @@ import numpy as np
 
 from pipeline.errors import InputError, counted
 from pipeline.formats.image.base import AXES
+from pipeline.formats.image.metadata.notes import text_of
 from pipeline.formats.image.tiff.ifd import MAX_PAGES, Directory, Tag
+from pipeline.formats.image.tiff.levels import brief, count_levels
 from pipeline.formats.image.tiff.page import Page, is_beside_the_image, read_page
 
 
 @dataclass(frozen=True)
 class Stack:
-    """The image: its shape and axes (see `ImageHeader`), and the pages, in the order of the axes T, C and Z."""
+    """The image: its shape, axes and levels (see `ImageHeader`), and the pages, in the order of the axes T, C and Z."""
 
     shape: tuple[int, ...]
     axes: str
     pages: tuple[Page, ...]
     first: Directory
-    pixels: ElementTree.Element | None = None  # of its OME-XML
+    levels: int = 1
+    ome: ElementTree.Element | None = None  # the image in its OME-XML
+
+    @property
+    def free_text(self) -> str:
+        """The description, if it is none of the dialects."""
+        text = text_of(self.first.blob(Tag.IMAGE_DESCRIPTION))
+        return "" if text.startswith("ImageJ=") or text.rstrip().endswith("OME>") or _is_shaped(text) else text
 
 
 @dataclass(frozen=True)
@@ -42,26 +51,27 @@ class _Declared:
     sizes: tuple[int, ...]
     by: str
     page_of_plane: tuple[int, ...] | None = None
-    pixels: ElementTree.Element | None = None
+    ome: ElementTree.Element | None = None
 
 
 def arrange(directories: Sequence[Directory]) -> Stack:
     """Read every page and order them. InputError if pages differ, or have other axes than T, C and Z."""
-    # Smaller copies and masks are ignored; newer files keep them in SubIFDs, which are not in the chain.
+    # Smaller copies and masks are no pages of the image; newer files keep them in SubIFDs, which are not in the chain.
     kept = [directory for directory in directories if not is_beside_the_image(directory)] or list(directories)
     pages = [read_page(directory) for directory in kept]
     first, path = pages[0], kept[0].file.path
     for page in pages[1:]:
         if (page.shape, page.dtype) != (first.shape, first.dtype):
             raise InputError(
-                f"{path}: page {page.index} is {_brief(page)}, but page {first.index} is {_brief(first)}; "
-                "split the file into images of one kind"
+                f"{path}: page {page.index} is {brief(page.shape, page.dtype)}, but page {first.index} is "
+                f"{brief(first.shape, first.dtype)}; split the file into images of one kind"
             )
+    levels = count_levels(directories, kept, first)
     declared = _described(kept[0], first, len(pages)) or _Declared("Z", (len(pages),), "")
     if declared.page_of_plane is not None:
         by_index = {page.index: page for page in pages}
         pages = [_numbered(by_index, index, path) for index in declared.page_of_plane]
-    if declared.pixels is None:  # OME-XML states one size for all
+    if declared.ome is None:  # OME-XML states one size for all
         _refuse_mixed_sizes(kept)
     count = math.prod(declared.sizes)
     if len(pages) == 1 < count:
@@ -72,7 +82,7 @@ def arrange(directories: Sequence[Directory]) -> Stack:
             f"{counted(len(pages), 'page')}; copy it again, or remove the description (tag 270)"
             f"{_perhaps_turned(len(pages), first, count)}"
         )
-    return _ordered(kept[0], pages, declared)
+    return replace(_ordered(kept[0], pages, declared), levels=levels)
 
 
 def _refuse_mixed_sizes(directories: Sequence[Directory]) -> None:
@@ -90,11 +100,6 @@ def _refuse_mixed_sizes(directories: Sequence[Directory]) -> None:
                 f"is {mine[0] / mine[1]:g}, but page {first.index} has {firsts[0] / firsts[1]:g}: pixels of two sizes; "
                 "split the file",
             )
-
-
-def _brief(page: Page) -> str:
-    rows, columns, samples = page.shape
-    return f"{columns} × {rows} × {samples} {page.dtype.name}"
 
 
 def _numbered(by_index: dict[int, Page], index: int, path: Path) -> Page:
@@ -141,7 +146,7 @@ def _ordered(directory: Directory, pages: list[Page], declared: _Declared) -> St
         axes=f"{planes}YX{'S' if samples > 1 else ''}",
         pages=tuple(pages[index] for index in table.ravel().tolist()),
         first=directory,
-        pixels=declared.pixels,
+        ome=declared.ome,
     )
 
 
@@ -152,9 +157,13 @@ def _described(directory: Directory, page: Page, page_count: int) -> _Declared |
         return _imagej(description, page, page_count)
     if description.endswith("OME>"):
         return _ome(directory, description, page, page_count)
-    if description.startswith("{") and '"shape":' in description:
+    if _is_shaped(description):
         return _shaped(directory.file.path, description, page, page_count)
     return None
+
+
+def _is_shaped(description: str) -> bool:
+    return description.startswith("{") and '"shape":' in description
 
 
 def _imagej(description: str, page: Page, page_count: int) -> _Declared | None:
@@ -187,7 +196,7 @@ def _shaped(path: Path, description: str, page: Page, page_count: int) -> _Decla
         # tifffile drops a last axis of length one: the rows of such pages are the image's columns.
         raise InputError(
             f"{path}: its tifffile description declares axes {axes} = {' × '.join(map(str, shape))}, but each page is "
-            f"{_brief(page)}: tifffile transposes images of one column; save it as .npy or .zarr"
+            f"{brief(page.shape, page.dtype)}: tifffile transposes images of one column; save it as .npy or .zarr"
         )
     if rest or planes <= 1 or min(shape) < 1:
         return None  # each page was written separately
@@ -232,7 +241,7 @@ def _ome(directory: Directory, xml: str, page: Page, page_count: int) -> _Declar
                 "truncated or one of several files: join them first",
             )
         shape = tuple(sizes[letter] for letter in axes)
-        return _Declared(axes, shape, "OME-XML", _ome_pages(root, pixels, axes, shape, path), pixels)
+        return _Declared(axes, shape, "OME-XML", _ome_pages(root, pixels, axes, shape, path), images[0])
     except (ElementTree.ParseError, ValueError, RecursionError) as exc:
         raise InputError(
             f"{path}: page {page.index}, tag ImageDescription: OME-XML that cannot be read ({exc}); export it again, "

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,15 @@ from numpy.typing import NDArray
 from pipeline.formats.image.base import ImageHeader, Region, require_fit
 from pipeline.formats.image.contiguous import ContiguousSamples
 from pipeline.formats.image.positional_writer import PositionalWriter
-from pipeline.formats.image.tiff.description import description, further_tags, page_axes, resolution_tags
+from pipeline.formats.image.pyramid import at_level
+from pipeline.formats.image.tiff.description import (
+    description,
+    further_tags,
+    is_imagej,
+    is_ome,
+    page_axes,
+    resolution_tags,
+)
 from pipeline.formats.image.tiff.ifd import Tag
 from pipeline.formats.image.tiff.page import RGB
 from pipeline.formats.image.tiff.tiling import Tiling
@@ -35,9 +43,10 @@ _SOFTWARE = b"Millrace\0"
 _WHITE_IS_ZERO, _BLACK_IS_ZERO, _INKS = 0, 1, 5
 _COLOURS = {_WHITE_IS_ZERO: 1, _BLACK_IS_ZERO: 1, RGB: 3, _INKS: 4}  # samples of the colour itself
 _UNSPECIFIED, _STRAIGHT_ALPHA = 0, 2  # ExtraSamples
+_REDUCED = 1  # NewSubfileType: a smaller copy of another page
 _SAMPLE_FORMATS = {"b": 1, "u": 1, "i": 2, "f": 3}
 _OF_FIRST_PAGE = {Tag.IMAGE_DESCRIPTION, Tag.IJ_METADATA, Tag.IJ_METADATA_BYTE_COUNTS}
-_SHORT, _LONG, _RATIONAL, _ASCII, _UNDEFINED, _LONG8 = 3, 4, 5, 2, 7, 16
+_SHORT, _LONG, _RATIONAL, _ASCII, _UNDEFINED, _LONG8, _IFD, _IFD8 = 3, 4, 5, 2, 7, 16, 13, 18
 _FORMATS = {_SHORT: "H", _LONG: "I", _LONG8: "Q"}
 
 
@@ -48,7 +57,7 @@ class TiffWriter(PositionalWriter):
         layout = Layout.of(header, path)
         self._order = layout.order
         shape = tuple(header.shape[axis] for axis in self._order)
-        samples = ContiguousSamples(shape=shape, dtype=header.dtype.newbyteorder("<"), offset=layout.offset(0))
+        samples = ContiguousSamples(shape=shape, dtype=header.dtype.newbyteorder("<"), offset=layout.head_bytes)
         super().__init__(path, header, opening, samples=samples, head=layout.head())
 
     def write(self, region: Region, samples: NDArray[Any]) -> None:
@@ -69,45 +78,39 @@ class _Field:
 
 
 class Layout:
-    """The file's layout: start and shared values, one directory and block table for each plane, the samples.
+    """The file's layout: start; for each level its shared values, and a directory and block table for each plane; the
+    samples.
 
-    With `tiling`, the samples are encoded tiles, whose offsets and lengths the tables get once they are known.
+    With `tiling`, the samples are encoded tiles, whose offsets and lengths the tables get once they are known. Levels
+    of one image are smaller copies after it, as GDAL reads and writes them. Levels of several pages, and those that
+    OME-TIFF and ImageJ read, are SubIFDs of their page, so that the chain has the pages alone.
     """
 
-    def __init__(self, header: ImageHeader, path: Path, *, big: bool, tiling: Tiling | None = None) -> None:
-        sizes = dict(zip(header.axes, header.shape, strict=True))
-        self.big, self._tiling = big, tiling
+    def __init__(
+        self, header: ImageHeader, path: Path, *, big: bool, tiling: Tiling | None = None, levels: int = 1
+    ) -> None:
         pages = page_axes(header, path)
         # The header's axes in the order of the file.
         self.order = tuple(header.axes.index(letter) for letter in pages + header.axes[len(pages) :])
-        self.depth, self.samples = math.prod(header.planes), header.samples_per_pixel
-        self.rows, self.columns = sizes["Y"], sizes["X"]
-        self._row_bytes = self.columns * self.samples * header.dtype.itemsize
-        self._strip_rows = min(self.rows, max(1, _STRIP_BYTES // self._row_bytes))
-        self._blocks = -(-self.rows // self._strip_rows) if tiling is None else math.prod(tiling.grid(header))
-        self._inline_bytes = 8 if big else 4
-        self._shared = bytearray()
-        self._shared_at = 16 if big else 8
-        # All directories share the longer values, which are stored once.
-        self._fields = [self._field(field) for field in self._described(header, path)]
-        self._shared += bytes(-len(self._shared) % 8)
-        self._directories_at = self._shared_at + len(self._shared)
-        tables = 1 if tiling is None else 2
-        tags = len(self._fields) + tables
-        entries = (8 + 20 * tags + 8) if big else (2 + 12 * tags + 4)
-        self._table_at = entries + -entries % 8
-        table = tables * self._blocks * self._inline_bytes if self._blocks > 1 else 0
-        self._stride = self._table_at + table + -table % 8
-        end = self._directories_at + self.depth * self._stride
+        self.depth, self.big = math.prod(header.planes), big
+        self._hangs = levels > 1 and (is_ome(header, path) or is_imagej(header) or self.depth > 1)
+        self._begin = end = 16 if big else 8
+        self._levels: list[_Directories] = []
+        for level in range(levels):
+            found = _Directories(
+                header, path, begin=end, big=big, tiling=tiling, level=level,
+                hanging=levels - 1 if self._hangs and level == 0 else 0,
+            )  # fmt: skip
+            self._levels.append(found)
+            end = found.end
         self._samples_at = end + -end % _ALIGNMENT_BYTES
-        most = self.rows * self._row_bytes if tiling is None else self._blocks * tiling.slot_bytes(header)
-        self._end = self._samples_at + self.depth * most
+        self._end = self._samples_at + self.depth * sum(level.most_bytes for level in self._levels)
 
     @classmethod
-    def of(cls, header: ImageHeader, path: Path, tiling: Tiling | None = None) -> Layout:
-        classic = cls(header, path, big=False, tiling=tiling)
+    def of(cls, header: ImageHeader, path: Path, tiling: Tiling | None = None, levels: int = 1) -> Layout:
+        classic = cls(header, path, big=False, tiling=tiling, levels=levels)
         if classic._end > _CLASSIC_LIMIT_BYTES or path.suffix.lower() in BIG_SUFFIXES:
-            return cls(header, path, big=True, tiling=tiling)
+            return cls(header, path, big=True, tiling=tiling, levels=levels)
         return classic
 
     @property
@@ -115,92 +118,147 @@ class Layout:
         """Bytes before the samples."""
         return self._samples_at
 
-    def offset(self, plane: int) -> int:
-        """The offset of a plane's samples; planes are contiguous."""
-        return self._samples_at + plane * self.rows * self._row_bytes
+    def head(self, tiles: Sequence[NDArray[np.int64]] | None = None) -> Iterator[bytes]:
+        """Everything before the samples. `tiles`: of each level, (planes, offset and length, tiles)."""
+        order = struct.pack("<2sHHHQ", b"II", 43, 8, 0, self._at(0, 0))
+        yield order if self.big else struct.pack("<2sHI", b"II", 42, self._at(0, 0))
+        for number, level in enumerate(self._levels):
+            yield level.shared
+            for plane in range(self.depth):
+                tables = (
+                    level.strip_tables(self._samples_at, plane) if tiles is None else _tile_tables(tiles[number][plane])
+                )
+                if number == 0 and self._hangs:
+                    tables[Tag.SUB_IFDS] = np.array(
+                        [self._at(further, plane) for further in range(1, len(self._levels))]
+                    )
+                yield level.directory(plane, tables, self._following(number, plane))
 
-    def head(self, tiles: NDArray[np.int64] | None = None) -> Iterator[bytes]:
-        """Everything before the samples. `tiles`: offset and length of every tile, (planes, 2, tiles)."""
-        yield self._start()
-        for plane in range(self.depth):
-            yield self._directory(
-                plane, self._strip_tables(plane) if tiles is None else self._tile_tables(tiles[plane])
-            )
+    def _at(self, level: int, plane: int) -> int:
+        return self._levels[level].at(plane)
 
-    def _start(self) -> bytes:
-        """The file's first bytes, up to the first directory."""
-        if self.big:
-            return struct.pack("<2sHHHQ", b"II", 43, 8, 0, self._directories_at) + self._shared
-        return struct.pack("<2sHI", b"II", 42, self._directories_at) + self._shared
+    def _following(self, level: int, plane: int) -> int:
+        """The offset of the next directory in the chain; 0: none."""
+        if self._hangs or len(self._levels) == 1:
+            return self._at(0, plane + 1) if level == 0 and plane + 1 < self.depth else 0
+        return self._at(level + 1, 0) if level + 1 < len(self._levels) else 0
 
-    def _strip_tables(self, plane: int) -> dict[Tag, NDArray[Any]]:
+
+def _tile_tables(tiles: NDArray[np.int64]) -> dict[Tag, NDArray[Any]]:
+    return {Tag.TILE_OFFSETS: tiles[0], Tag.TILE_BYTE_COUNTS: tiles[1]}
+
+
+class _Directories:
+    """The values that the directories of a level share, and its directories, one for each plane."""
+
+    def __init__(
+        self, header: ImageHeader, path: Path, *, begin: int, big: bool, tiling: Tiling | None, level: int, hanging: int
+    ) -> None:
+        """`header`: of the image; `begin`: their offset; `hanging`: how many SubIFDs each directory has."""
+        self._level, header = level, at_level(header, level) if level else header
+        sizes = dict(zip(header.axes, header.shape, strict=True))
+        self._big, self._tiling, self._samples = big, tiling, header.samples_per_pixel
+        self._depth = math.prod(header.planes)
+        self._rows, self._columns = sizes["Y"], sizes["X"]
+        self._row_bytes = self._columns * self._samples * header.dtype.itemsize
+        self._strip_rows = min(self._rows, max(1, _STRIP_BYTES // self._row_bytes))
+        self._blocks = -(-self._rows // self._strip_rows) if tiling is None else math.prod(tiling.grid(header))
+        self._inline_bytes = 8 if big else 4
+        self._shared = bytearray()
+        self._begin = begin
+        # All directories share the longer values, which are stored once.
+        self._fields = [self._field(field) for field in self._described(header, path)]
+        self._shared += bytes(-len(self._shared) % 8)
+        self._directories_at = begin + len(self._shared)
+        tables = [self._blocks] * (1 if tiling is None else 2) + [hanging] * (hanging > 0)
+        tags = len(self._fields) + len(tables)
+        entries = (8 + 20 * tags + 8) if big else (2 + 12 * tags + 4)
+        self._table_at = entries + -entries % 8
+        table = sum(length * self._inline_bytes for length in tables if length > 1)
+        self._stride = self._table_at + table + -table % 8
+        self.end = self._directories_at + self._depth * self._stride
+        # Of a plane's samples, or of its tiles if none shrinks.
+        self.most_bytes = self._rows * self._row_bytes if tiling is None else self._blocks * tiling.slot_bytes(header)
+
+    @property
+    def shared(self) -> bytes:
+        return bytes(self._shared)
+
+    def at(self, plane: int) -> int:
+        return self._directories_at + plane * self._stride
+
+    def strip_tables(self, samples_at: int, plane: int) -> dict[Tag, NDArray[Any]]:
         firsts = np.arange(self._blocks, dtype=np.uint64) * np.uint64(self._strip_rows * self._row_bytes)
-        return {Tag.STRIP_OFFSETS: firsts + np.uint64(self.offset(plane))}
+        return {Tag.STRIP_OFFSETS: firsts + np.uint64(samples_at + plane * self._rows * self._row_bytes)}
 
-    def _tile_tables(self, tiles: NDArray[np.int64]) -> dict[Tag, NDArray[Any]]:
-        return {Tag.TILE_OFFSETS: tiles[0], Tag.TILE_BYTE_COUNTS: tiles[1]}
-
-    def _directory(self, plane: int, tables: Mapping[Tag, NDArray[Any]]) -> bytes:
-        """One plane's directory, then its tables of blocks."""
-        here = self._directories_at + plane * self._stride
-        following = here + self._stride if plane + 1 < self.depth else 0
+    def directory(self, plane: int, tables: Mapping[Tag, NDArray[Any]], following: int) -> bytes:
+        """One plane's directory, then its tables of offsets and lengths."""
         fields, stored = [field for field in self._fields if plane == 0 or field.tag not in _OF_FIRST_PAGE], b""
         for tag, numbers in tables.items():
-            table = numbers.astype("<u8" if self.big else "<u4").tobytes()
-            inline = table if self._blocks == 1 else self._pointer(here + self._table_at + len(stored))
-            fields.append(_Field(tag, _LONG8 if self.big else _LONG, self._blocks, inline))
-            stored += table if self._blocks > 1 else b""
+            table = numbers.astype("<u8" if self._big else "<u4").tobytes()
+            inline = table if len(numbers) == 1 else self._pointer(self.at(plane) + self._table_at + len(stored))
+            kinds = (_IFD, _IFD8) if tag == Tag.SUB_IFDS else (_LONG, _LONG8)
+            fields.append(_Field(tag, kinds[self._big], len(numbers), inline))
+            stored += table if len(numbers) > 1 else b""
         fields.sort(key=lambda field: field.tag)
-        form = "<HHQ8s" if self.big else "<HHI4s"
+        form = "<HHQ8s" if self._big else "<HHI4s"
         packed = [struct.pack(form, field.tag, field.kind, field.count, field.value) for field in fields]
-        head, tail = ("<Q", "<Q") if self.big else ("<H", "<I")
+        head, tail = ("<Q", "<Q") if self._big else ("<H", "<I")
         entries = struct.pack(head, len(fields)) + b"".join(packed) + struct.pack(tail, following)
         return (entries.ljust(self._table_at, b"\0") + stored).ljust(self._stride, b"\0")
 
     def _pointer(self, offset: int) -> bytes:
-        return struct.pack("<Q" if self.big else "<I", offset)
+        return struct.pack("<Q" if self._big else "<I", offset)
 
     def _field(self, field: _Field) -> _Field:
         """The field with its value inline, or moved to the shared values."""
         if len(field.value) <= self._inline_bytes:
             return field
         self._shared += bytes(-len(self._shared) % 8)
-        offset = self._shared_at + len(self._shared)
+        offset = self._begin + len(self._shared)
         self._shared += field.value
         return _Field(field.tag, field.kind, field.count, self._pointer(offset))
 
     def _described(self, header: ImageHeader, path: Path) -> list[_Field]:
-        """Every tag but the tables of blocks."""
-        photometric, extra = _colour(header.metadata, self.samples, header.dtype)
+        """Every tag but the tables of offsets; of further levels only those that readers need for their samples."""
+        photometric, extra = _colour(header.metadata, self._samples, header.dtype)
         bits = 1 if header.dtype.kind == "b" else 8 * header.dtype.itemsize
         described = [
-            _numbers(Tag.IMAGE_WIDTH, _LONG, self.columns),
-            _numbers(Tag.IMAGE_LENGTH, _LONG, self.rows),
-            _numbers(Tag.BITS_PER_SAMPLE, _SHORT, *[bits] * self.samples),
+            _numbers(Tag.IMAGE_WIDTH, _LONG, self._columns),
+            _numbers(Tag.IMAGE_LENGTH, _LONG, self._rows),
+            _numbers(Tag.BITS_PER_SAMPLE, _SHORT, *[bits] * self._samples),
             _numbers(Tag.PHOTOMETRIC_INTERPRETATION, _SHORT, photometric),
-            _numbers(Tag.SAMPLES_PER_PIXEL, _SHORT, self.samples),
+            _numbers(Tag.SAMPLES_PER_PIXEL, _SHORT, self._samples),
             _numbers(Tag.PLANAR_CONFIGURATION, _SHORT, 1),
             _Field(Tag.SOFTWARE, _ASCII, len(_SOFTWARE), _SOFTWARE),
-            _numbers(Tag.SAMPLE_FORMAT, _SHORT, *[_SAMPLE_FORMATS[header.dtype.kind]] * self.samples),
+            _numbers(Tag.SAMPLE_FORMAT, _SHORT, *[_SAMPLE_FORMATS[header.dtype.kind]] * self._samples),
             *(self._strips() if self._tiling is None else self._tiles(self._tiling, header)),
         ]
+        if extra:
+            described.append(_numbers(Tag.EXTRA_SAMPLES, _SHORT, *extra))
+        if "orientation" in header.metadata:
+            described.append(_numbers(Tag.ORIENTATION, _SHORT, header.metadata["orientation"]))
+        further = {Tag(tag): _Field(Tag(tag), *field) for tag, field in further_tags(header, path).items()}
+        if self._level:
+            nodata = [further[Tag.GDAL_NODATA]] if Tag.GDAL_NODATA in further else []
+            return [_numbers(Tag.NEW_SUBFILE_TYPE, _LONG, _REDUCED), *described, *nodata]
         text = description(header, path)
         if text:
             described.append(_Field(Tag.IMAGE_DESCRIPTION, _ASCII, len(text), text))
-        if extra:
-            described.append(_numbers(Tag.EXTRA_SAMPLES, _SHORT, *extra))
         sizes = resolution_tags(header, path)
         if sizes is not None:
             x, y, unit = sizes
             described.append(_Field(Tag.X_RESOLUTION, _RATIONAL, 1, struct.pack("<II", *x)))
             described.append(_Field(Tag.Y_RESOLUTION, _RATIONAL, 1, struct.pack("<II", *y)))
             described.append(_numbers(Tag.RESOLUTION_UNIT, _SHORT, unit))
-        described += [_Field(Tag(tag), *field) for tag, field in further_tags(header, path).items()]
-        return described + _carried(header.metadata)
+        if "icc_profile" in header.metadata:
+            profile = header.metadata["icc_profile"]
+            described.append(_Field(Tag.ICC_PROFILE, _UNDEFINED, len(profile), profile))
+        return [*described, *further.values()]
 
     def _strips(self) -> list[_Field]:
         counts = np.full(self._blocks, self._strip_rows * self._row_bytes, np.int64)
-        counts[-1] = (self.rows - (self._blocks - 1) * self._strip_rows) * self._row_bytes
+        counts[-1] = (self._rows - (self._blocks - 1) * self._strip_rows) * self._row_bytes
         # A single row may exceed 4 GiB.
         kind = _LONG if counts.max() < 1 << 32 else _LONG8
         packed = counts.astype("<u4" if kind == _LONG else "<u8").tobytes()
@@ -237,14 +295,3 @@ def _colour(metadata: Mapping[str, Any], channels: int, dtype: np.dtype[Any]) ->
         colours = 1
     further = (_STRAIGHT_ALPHA,) if alpha else (_UNSPECIFIED,) * (channels - colours)
     return RGB if colours == 3 else _BLACK_IS_ZERO, further
-
-
-def _carried(metadata: Mapping[str, Any]) -> list[_Field]:
-    """Orientation and colour profile of the input."""
-    fields = []
-    if "orientation" in metadata:
-        fields.append(_numbers(Tag.ORIENTATION, _SHORT, metadata["orientation"]))
-    if "icc_profile" in metadata:
-        profile = metadata["icc_profile"]
-        fields.append(_Field(Tag.ICC_PROFILE, _UNDEFINED, len(profile), profile))
-    return fields

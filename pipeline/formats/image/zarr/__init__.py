@@ -73,7 +73,7 @@ class Zarr(ImageFormat):
         return None
 
     def keeps(self, header: ImageHeader, path: Path) -> set[str]:
-        return set(header.calibration.facts(header.axes))
+        return {*header.calibration.facts(header.axes), "display", "labels"}
 
     def block_shape(self, header: ImageHeader) -> tuple[int, ...]:
         chunk, shard = self._shapes(header)

@@ -230,6 +230,7 @@ if (submit) {
         gpu_memory_bytes: parsedBytes(value("gpu_memory")),
         gpus: value("gpus") ? Number(value("gpus")) : null,
       },
+      no_clobber: submit.elements.no_clobber.checked,
       group: submit.elements.group?.value ?? null,
       parameters,
     };

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import numpy as np
 import pytest
+import tifffile
 
 from pipeline.errors import InputError, OutputError
 from pipeline.formats import image as images
@@ -84,6 +88,33 @@ def test_results_are_those_of_one_writer_each(tmp_path, samples, output):
         one = write_image(tmp_path / f"one/b{number}{output}", samples[number], "YX")
         assert (tmp_path / f"out/b{number}{output}").read_bytes() == one.read_bytes()
     assert not [name for name in names_in(tmp_path) if "staged" in name or "partial" in name]
+
+
+def test_each_result_has_the_text_and_the_date_of_its_own_input(tmp_path, samples):
+    path = listed(tmp_path, samples, suffix=".tif", output=".tif")
+    rows = []
+    for number, file in enumerate(FileList.read(path).files):
+        text, date = (
+            (f"leaf {number}", f"2024:02:29 13:07:{number:02}") if number != 3 else (None, "2025:01:01 00:00:00")
+        )
+        tifffile.imwrite(file.path, samples[number], description=text, datetime=date, metadata=None)
+        found = Path(file.path).stat()
+        rows.append(replace(file, nbytes=found.st_size, mtime_ns=found.st_mtime_ns))
+    path.write_bytes(replace(FileList.read(path), files=tuple(rows)).encoded())
+    with images.open_image(path) as reader:
+        writer = images.create_image(result_of(path), reader.header)
+    kinds = set()
+    for row in rows:
+        with images.open_image(Path(row.path)) as reader:
+            kinds.add(repr(reader.header))
+    assert len(kinds) == 1, "they share a plan"
+    writer.write(Region.whole(samples.shape), samples)
+    writer.publish()
+    for number, row in enumerate(rows):
+        with tifffile.TiffFile(tmp_path / "out" / row.output) as made, tifffile.TiffFile(row.path) as source:
+            for tag in (270, 306):
+                assert made.pages[0].tags.valueof(tag) == source.pages[0].tags.valueof(tag)
+            np.testing.assert_array_equal(made.asarray(), samples[number])
 
 
 def test_a_group_is_synced_once_before_any_result_has_its_name(tmp_path, samples, steps):

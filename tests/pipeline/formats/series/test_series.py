@@ -294,7 +294,7 @@ def test_zarr_keeps_the_affine(tmp_path):
 
 
 def test_names_and_sizes_that_no_format_takes(tmp_path):
-    for name, message in (("out", "has no suffix"), ("out.dc", "unsupported format .dc for MRI images")):
+    for name, message in (("out", "has no suffix"), ("out.dc", "unsupported MRI image format .dc")):
         with pytest.raises(OutputError, match=message):
             series_format_for_output(tmp_path / name)
     form = series_format_for_output(tmp_path / "a.nii")

@@ -10,7 +10,7 @@ from pipeline.errors import InputError, ParameterError
 from pipeline.service.http.views import AskedLimits
 from pipeline.service.jobs import Claimed, Failed
 from pipeline.service.settings import LimitSettings, load_service_settings
-from tests.pipeline.service.calls import accepted, assert_problem, submit, succeed
+from tests.pipeline.service.calls import JOB, accepted, assert_problem, submit, succeed
 
 GIB = 1 << 30
 NOTHING = {"time_s": None, "memory_bytes": None, "gpu_memory_bytes": None, "gpus": None}
@@ -132,6 +132,34 @@ def test_a_job_after_others_however_they_end(world):
     assert world.store.job(last).job.claimable
     assert_problem(submit(client, output="f.npy", after_any=["0" * 12]), 404, "there is no job")
     assert_problem(submit(client, output="f.npy", after_any=["x"]), 422, "after_any")
+
+
+def test_an_output_that_exists_is_kept(world):
+    client = world.http()
+    (world.data / "out.npy").write_bytes(b"older")
+    refused = submit(client, no_clobber=True)
+    assert_problem(refused, 422, "out.npy: exists, and --no-clobber keeps it; choose another name, or remove it")
+    job = accepted(client)
+    assert client.get(f"/v1/jobs/{job}").json()["no_clobber"] is False
+    kept = accepted(client, output="b.npy", no_clobber=True)
+    assert client.get(f"/v1/jobs/{kept}").json()["no_clobber"] is True
+    assert [each["no_clobber"] for each in client.get("/v1/jobs").json()["jobs"]] == [True, False]
+    (world.data / "c-2.npy").symlink_to(world.data / "out.npy")
+    array = {"output": "c-{index}.npy", "no_clobber": True}
+    assert_problem(submit(client, array="0-3", **array), 422, "out.npy: exists")
+    assert len(client.get("/v1/jobs").json()["jobs"]) == 2, "none of the array"
+    assert submit(client, array="3-5", **array).status_code == 201
+    assert_problem(submit(client, output="../secret.npy", no_clobber=True), 422, "outside the service's data roots")
+
+
+def test_a_request_that_is_sent_again_after_the_job_has_ended_is_not_refused(world):
+    """Its output exists by then."""
+    client, key = world.http(), {"Idempotency-Key": "k"}
+    first = client.post("/v1/jobs", json=JOB | {"no_clobber": True}, headers=key)
+    (world.data / "out.npy").write_bytes(b"the result")
+    again = client.post("/v1/jobs", json=JOB | {"no_clobber": True}, headers=key)
+    assert (again.status_code, again.json()) == (201, first.json())
+    assert_problem(client.post("/v1/jobs", json=JOB | {"no_clobber": True}, headers={"Idempotency-Key": "l"}), 422, "")
 
 
 def test_webhooks_only_at_the_operators_hosts(world, tmp_path):

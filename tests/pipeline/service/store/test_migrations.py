@@ -99,6 +99,7 @@ def test_nothing_is_lost_and_jobs_go_on(old):
         stored = store.job(f"{number:012x}")
         assert (stored.number, stored.job.state, stored.asked.owner, stored.asked.group) == (number, state, "ada", "")
         assert (stored.asked.parameters, stored.asked.priority, stored.held) == (PARAMETERS, -1, False)
+        assert stored.asked.no_clobber is False
         assert (stored.job.chunks, stored.job.chunks_done, stored.job.deaths) == (8, 3, 0)
         assert (stored.submitted_at, stored.started_at, stored.device_seconds) == (10.0 + number, 15.0, 2.5)
     assert store.job(found[State.SUCCEEDED].job.id).receipt == {"chunks": 8}

@@ -191,6 +191,17 @@ def test_what_the_service_refuses_is_said_in_the_form(browser, url):
         assert page.url.endswith("/submit")
 
 
+def test_an_older_result_is_kept_if_the_form_asks_for_it(browser, url, tmp_path):
+    (tmp_path / "data" / "older.npy").write_bytes(b"older")
+    with page_of(browser, url, refusals=1) as page:
+        page.goto("/submit")
+        page.fill("[name=input]", "in.npy")
+        page.fill("[name=output]", "older.npy")
+        page.check("[name=no_clobber]")
+        page.click("#submit button >> text=Submit")
+        shows(page, "#refused", "older.npy: exists, and --no-clobber keeps it")
+
+
 def test_names_cannot_become_markup(browser, url, gate):
     gate.open.set()
     with page_of(browser, url) as page:
@@ -228,7 +239,7 @@ def test_a_phone_shows_everything_without_scrolling_sideways(browser, url, gate)
     with Client(url) as client, page_of(browser, url, **PHONE) as page:
         done = client.submit("smooth", "in.npy", "out.npy").wait(timeout_s=WAIT_S)
         failed = client.submit("smooth", f"no-{long}", long).wait(timeout_s=WAIT_S)
-        paths = ["/", "/data", "/data?path=.", f"/jobs/{done.id}", f"/jobs/{failed.id}", "/workers", "/login"]
+        paths = ["/", "/data", "/data?path=.", f"/jobs/{done.id}", f"/jobs/{failed.id}", "/workers", "/api", "/login"]
         paths += [f"/submit?workload={each['name']}" for each in client.workloads()]
         for path in paths:
             page.goto(path)

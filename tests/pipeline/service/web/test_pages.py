@@ -219,3 +219,7 @@ def test_the_form_for_another_like_it_takes_what_it_shows(world):
     assert size == "3,5"
     assert accepted(client, output="other.npy", parameters={"size": size})
     assert "<option selected>wrap</option>" in shown
+    assert '<input type="checkbox" name="no_clobber">' in shown
+    kept = accepted(client, output="kept.npy", no_clobber=True)
+    assert '<input type="checkbox" name="no_clobber" checked>' in client.get("/submit", params={"like": kept}).text
+    assert "kept.npy (not replaced if it exists)" in client.get(f"/jobs/{kept}").text

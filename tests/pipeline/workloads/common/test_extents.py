@@ -61,10 +61,10 @@ def test_chosen_axes_and_their_order_stay() -> None:
 @pytest.mark.parametrize(
     ("given", "steps", "said"),
     [
-        ({"sigma": "0.5um"}, {}, "--sigma 0.5um: a.tif states no pixel size along Z: give samples"),
+        ({"sigma": "0.5um"}, {}, "--sigma 0.5um: a.tif has no pixel size along Z: pass a number of pixels"),
         ({"sigma": "0.5um"}, {**STEPS, "Z": Step(2.0)}, "along Z without a unit"),
-        ({"sigma": "0.5um"}, {**STEPS, "Z": Step(2.0, "furlong")}, "along Z in furlong, not one that um fits"),
-        ({"sigma": "0.5s"}, STEPS, "along Z in nanometer, not one that s fits"),
+        ({"sigma": "0.5um"}, {**STEPS, "Z": Step(2.0, "furlong")}, "along Z in furlong, which um does not fit"),
+        ({"sigma": "0.5s"}, STEPS, "along Z in nanometer, which s does not fit"),
         ({"sigma": "Z=1um,Y=1um", "axes": "YX"}, STEPS, "--axes chooses Y,X"),
         ({"sigma": "Z=1um,2um"}, STEPS, "name each axis once, or none"),
         ({"sigma": "1um,2um"}, STEPS, "a.tif is filtered along Z,Y,X: give 1 or 3"),

@@ -236,7 +236,7 @@ MISTAKES = [
     (("nan.npz", "out.nii"), "nan.npz: spoke 7, sample 3 of coil 2 is"),
     (("still.npz", "out.nii"), "every point of its trajectory is the centre of k-space"),
     (("in.h5", "out"), "out: the name has no suffix; end it with .nii"),
-    (("in.h5", "out.dc", *UNITS), "out.dc: unsupported format .dc for MRI images"),
+    (("in.h5", "out.dc", *UNITS), "out.dc: unsupported MRI image format .dc"),
     (("in.h5", "out.dcm", *UNITS, "--output-values", "complex"), "out.dcm: DICOM holds magnitudes; choose .nii"),
     (("in.h5", "out.png", *UNITS, "--output-values", "complex"), "out.png: a PNG holds magnitudes; choose .nii"),
     (("in.h5", "out.png", *UNITS, "--window", "3,1"), "--window: auto, or two numbers, low,high, the first smaller"),

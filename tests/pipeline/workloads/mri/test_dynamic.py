@@ -111,7 +111,7 @@ def test_sliding_windows_of_golden_angles_with_tv_in_time(tmp_path):
 def test_what_a_frame_borrows():
     """Its own readouts as far as they suffice, then the nearest neighbours, as many as the distance needs."""
     frame = SharedReadouts(0, 0, 2, 12, 5, 3)
-    used = frame.used(np.broadcast_to(np.array([0.0, 0.9, 1.2, 2.0, 9.0]), (10, 5)))
+    used = frame.used(np.broadcast_to(np.array([0.0, 0.9, 1.2, 1.8, 9.0]), (10, 5)))
     assert used[:, 0].tolist() == used[:, 1].tolist() == [False] * 3 + [True] * 3 + [False] * 4
     assert used[:, 2].tolist() == [False] * 2 + [True] * 5 + [False] * 3
     assert used[:, 3].tolist() == [False] + [True] * 7 + [False] * 2

@@ -10,7 +10,7 @@ import pytest
 from kernels.sense import covariance
 from pipeline.errors import InputError, ParameterError
 from pipeline.formats.kspace.base import Readouts
-from pipeline.workloads.mri.images import Image, ImageSource, LruCache
+from pipeline.workloads.mri.images import Image, ImageSource, LruCache, Trajectory
 from pipeline.workloads.mri.parameters import MriParameters
 from tests.kernels.sense.phantom import normalised_error, radial, random_complex
 from tests.pipeline.formats.kspace.raw_mri import readouts, write_cfl, write_ismrmrd, xml
@@ -24,6 +24,12 @@ def write(path, *, times=1, slices=1, coils=COILS, points=POINTS, matrix=(N, N),
     if kspace is None:
         kspace = random_complex((times, slices, coils, *points.shape[-3:-1]), 0)
     return write_npz(path, kspace, points, matrix=list(matrix), **arrays)
+
+
+def test_points_are_on_the_grid_if_each_is_of_whole_cycles():
+    whole = np.array([[0.0, -8.0], [7.0, 3.0]])
+    for points, on_grid in ((whole, True), (whole + 1e-9, False)):
+        assert Trajectory(points=points, digest=b"", spokes=(1, 2), given=None, nominal=points).on_grid is on_grid
 
 
 @pytest.fixture

@@ -471,7 +471,7 @@ def test_progress_tells_how_far_the_iterations_have_come(tmp_path):
     planned, options = job(write_npz(tmp_path / "a.npz"), tmp_path / "out.npy", **EXACT)
     assert planned.job.progress_note() == ""
     receipt = run_job(planned, options)
-    assert planned.job.progress_note().startswith("image 1, 8 iterations: residual 0.")
+    assert planned.job.progress_note().startswith("8 iterations, residual 0.")
     assert f"{receipt['image']['residual']:.2g}" in planned.job.progress_note()
 
 

@@ -114,7 +114,7 @@ def test_progress_tells_objective_residual_and_iteration(tmp_path, few):
     planned, options = job(few, tmp_path / "out.npy", regularizer="l1-wavelet", iterations=5)
     follow = planned.job._penalty_follower(0)
     follow(3, np.array([12.5, 0.25, 0.1]))
-    assert planned.job.progress_note() == "image 1, iteration 3: objective 12.5, residual 0.25"
+    assert planned.job.progress_note() == "iteration 3, residual 0.25, objective 12.5, image 1"
     del options
 
 

@@ -277,7 +277,7 @@ def test_the_command_splits_coils_over_processes(tmp_path):
 
 
 def test_a_rank_is_asked_how_far_it_is(tmp_path, monkeypatch):
-    heard, original, note = threading.Event(), gang_stream.compute_jointly, "image 1, iteration 2: residual 0.5"
+    heard, original, note = threading.Event(), gang_stream.compute_jointly, "iteration 2, residual 0.5, image 1"
 
     def waits(member, *arguments):
         assert heard.wait(60)
@@ -299,10 +299,10 @@ def test_a_rank_is_asked_how_far_it_is(tmp_path, monkeypatch):
 def test_progress_comes_from_the_ranks(tmp_path):
     planned, _ = job(write_npz(tmp_path / "a.npz"), tmp_path / "out.npy", split="coils")
     opened = planned.job
-    opened.take_progress("image 1, iteration 3: residual 0.1")
+    opened.take_progress("iteration 3, residual 0.1, image 1")
     opened.take_progress("")
-    assert opened.progress_note() == "image 1, iteration 3: residual 0.1"
+    assert opened.progress_note() == "iteration 3, residual 0.1, image 1"
     opened.add_note(0, {"iterations": 7, "residual": 0.01})  # as another process tells
-    assert opened.progress_note() == "image 1, 7 iterations: residual 0.01"
+    assert opened.progress_note() == "7 iterations, residual 0.01, image 1"
     planned.output.discard()
     assert gang_stream.progress_of("no such job") == ""

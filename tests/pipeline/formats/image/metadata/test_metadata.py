@@ -10,13 +10,12 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 import tifffile
-import zarr
 
 from pipeline.errors import InputError
 from pipeline.formats import image as images
 from pipeline.formats.image.base import Region
 from pipeline.formats.image.metadata import Calibration, Channel, Step, in_unit, unit_named
-from pipeline.formats.image.metadata.ome_xml import from_pixels
+from pipeline.formats.image.metadata.ome_xml import from_image
 from pipeline.formats.image.metadata.resolution import per
 from tests.images import read_image
 
@@ -44,44 +43,6 @@ def by_tifffile_ome(path: Path) -> None:
     )  # fmt: skip
 
 
-def by_tifffile_imagej(path: Path) -> None:
-    tables = [
-        np.outer(list(bytes.fromhex(str(each.colour))), np.arange(256) / 255).round().astype(np.uint8)
-        for each in CHANNELS
-    ]
-    known = {"axes": "TZCYX", "unit": "micron", "spacing": 0.7, "finterval": 2.5, "LUTs": tables}
-    labels = [each.name for each in CHANNELS] * 10
-    tifffile.imwrite(
-        path, SAMPLES.transpose(0, 2, 1, 3, 4), imagej=True, resolution=(4, 10 / 3), byteorder=">",
-        metadata={**known, "Labels": labels},
-    )  # fmt: skip
-
-
-def by_zarr(path: Path, version: str) -> None:
-    units = {"t": "second", "z": "micrometer", "y": "micrometer", "x": "micrometer"}
-    kinds = {"t": "time", "c": "channel"}
-    axes = [{"name": a, "type": kinds.get(a, "space")} | ({"unit": units[a]} if a in units else {}) for a in "tczyx"]
-    scale = [{"type": "scale", "scale": [2.5, 1.0, 0.7, 0.3, 0.25]}]
-    image = {"axes": axes, "datasets": [{"path": "s0", "coordinateTransformations": scale}]}
-    window = {"min": 0, "max": 65535, "start": 10, "end": 900}
-    omero = {"channels": [{"label": each.name, "color": each.colour, "window": window} for each in CHANNELS]}
-    attributes: dict[str, Any] = {"multiscales": [image], "omero": omero}
-    if version == "0.4":
-        image["version"] = "0.4"
-        group = zarr.create_group(str(path), zarr_format=2, attributes=attributes)
-    else:
-        group = zarr.create_group(str(path), attributes={"ome": {"version": "0.5", **attributes}})
-    group.create_array("s0", shape=SAMPLES.shape, chunks=(1, 1, 1, 31, 37), dtype="uint16")[...] = SAMPLES
-
-
-INPUTS: dict[str, Any] = {
-    "in.ome.tif": by_tifffile_ome,
-    "ij.tif": by_tifffile_imagej,
-    "v04.zarr": lambda path: by_zarr(path, "0.4"),
-    "v05.zarr": lambda path: by_zarr(path, "0.5"),
-}
-
-
 def copied(source: Path, target: Path) -> Path:
     """The same image in another file, written here."""
     samples = read_image(source)
@@ -90,85 +51,6 @@ def copied(source: Path, target: Path) -> Path:
     writer.write(Region.whole(samples.shape), samples)
     writer.publish()
     return target
-
-
-def told_by_tifffile_ome(path: Path) -> tuple[dict[str, Step], tuple[Channel, ...]]:
-    with tifffile.TiffFile(path) as file:
-        assert file.is_ome
-        assert file.series[0].axes == "TCZYX"
-        np.testing.assert_array_equal(file.asarray(), SAMPLES)
-        assert file.ome_metadata is not None
-        pixels = ElementTree.fromstring(file.ome_metadata).find("{*}Image/{*}Pixels")
-    assert pixels is not None
-    found = {letter: Step(float(pixels.attrib[f"PhysicalSize{letter}"]), "micrometer") for letter in "ZYX"}
-    assert {pixels.attrib[f"PhysicalSize{letter}Unit"] for letter in "ZYX"} == {"µm"}
-    interval, unit = float(pixels.attrib["TimeIncrement"]), pixels.attrib["TimeIncrementUnit"]
-    found["T"] = Step(interval / {"s": 1, "ms": 1000}[unit], "second")
-    channels = [
-        Channel(each.attrib["Name"], f"{int(each.attrib['Color']) & 0xFFFFFFFF:08X}"[:6])
-        for each in pixels.findall("{*}Channel")
-    ]
-    return found, tuple(channels)
-
-
-def told_by_tifffile_imagej(path: Path) -> tuple[dict[str, Step], tuple[Channel, ...]]:
-    with tifffile.TiffFile(path) as file:
-        np.testing.assert_array_equal(file.asarray(), SAMPLES.transpose(0, 2, 1, 3, 4))
-        said = file.imagej_metadata
-        assert said is not None
-        x, y = file.pages[0].tags["XResolution"].value, file.pages[0].tags["YResolution"].value
-    assert (said["unit"], said["mode"]) == ("micron", "composite")
-    assert said["Labels"] == [each.name for each in CHANNELS] * 10
-    found = {"T": Step(said["finterval"], "second"), "Z": Step(said["spacing"], "micrometer")}
-    found |= {"Y": Step(y[1] / y[0], "micrometer"), "X": Step(x[1] / x[0], "micrometer")}
-    colours = ["".join(f"{part:02X}" for part in table[:, 255]) for table in said["LUTs"]]
-    return found, tuple(map(Channel, said["Labels"][:3], colours))
-
-
-def told_by_zarr(path: Path) -> tuple[dict[str, Step], tuple[Channel, ...]]:
-    group = zarr.open_group(str(path), mode="r")
-    ome = group.attrs.asdict()["ome"]
-    image = ome["multiscales"][0]
-    np.testing.assert_array_equal(group[image["datasets"][0]["path"]][...], SAMPLES)
-    (scale,) = image["datasets"][0]["coordinateTransformations"]
-    found = {
-        axis["name"].upper(): Step(size, axis.get("unit"))
-        for axis, size in zip(image["axes"], scale["scale"], strict=True)
-    }
-    assert found.pop("C") == Step(1.0)
-    assert {axis["name"]: axis["type"] for axis in image["axes"] if axis["name"] in "tcz"} == {
-        "t": "time", "c": "channel", "z": "space",
-    }  # fmt: skip
-    channels = ome["omero"]["channels"]
-    assert all(set(each["window"]) == {"min", "max", "start", "end"} for each in channels)
-    return found, tuple(Channel(each["label"], each["color"]) for each in channels)
-
-
-OUTPUTS: dict[str, Any] = {"out.ome.tif": told_by_tifffile_ome, "out.tif": None, "out.zarr": told_by_zarr}
-
-
-@pytest.mark.parametrize("output", OUTPUTS)
-@pytest.mark.parametrize("source", INPUTS)
-def test_every_field_reaches_every_file_that_holds_it(tmp_path: Path, source: str, output: str) -> None:
-    INPUTS[source](tmp_path / source)
-    with images.open_image(tmp_path / source) as reader:
-        told, header = reader.header.calibration, reader.header
-    assert told.channels == CHANNELS
-    made = copied(tmp_path / source, tmp_path / output)
-    # ImageJ's files stay ImageJ's, unless the name asks for another kind.
-    told_by = OUTPUTS[output] or (told_by_tifffile_imagej if source == "ij.tif" else told_by_tifffile_ome)
-    steps, channels = told_by(made)
-    for letter, step in STEPS.items():
-        for found in (steps[letter], told.steps[letter]):
-            assert in_unit(found.size, found.unit, str(step.unit)) == pytest.approx(step.size, rel=1e-8)
-    assert channels == CHANNELS
-    assert images.not_kept(header, made) is None
-    with images.open_image(made) as reader:  # and back
-        again = reader.header.calibration
-    assert again.channels == CHANNELS
-    assert {letter: step.unit for letter, step in again.steps.items()} == {
-        letter: step.unit for letter, step in told.steps.items()
-    }
 
 
 @pytest.mark.parametrize(
@@ -256,7 +138,7 @@ def test_gdals_names_of_bands_go_along_and_statistics_do_not(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("output", "lost"),
     [
-        ("a.png", "pixel size, Z step, time increment, channel names, channel colours"),
+        ("a.png", "Z step, time increment, channel names, channel colours"),
         ("a.npy", "pixel size, Z step, time increment, channel names, channel colours"),
         ("a.zarr", None),
         ("a.tif", None),
@@ -301,8 +183,8 @@ def test_a_fraction_of_the_tag_comes_close_to_any_size(size: float) -> None:
 
 @pytest.mark.parametrize("size", ["nan", "inf", "0", "-1", "wide", ""])
 def test_sizes_that_are_none_are_unknown(size: str) -> None:
-    pixels = ElementTree.fromstring(f'<Pixels SizeC="1" PhysicalSizeX="{size}"><Channel Color="red"/></Pixels>')
-    assert from_pixels(pixels, 1) == Calibration()
+    pixels = f'<Pixels SizeC="1" PhysicalSizeX="{size}"><Channel Color="red"/></Pixels>'
+    assert from_image(ElementTree.fromstring(f"<Image>{pixels}</Image>"), 1) == Calibration()
 
 
 @pytest.mark.parametrize(
