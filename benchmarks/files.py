@@ -7,6 +7,8 @@ dask         dask.array.map_overlap with OpenCV on all cores, Zarr to Zarr, as a
 
 Rows: zarr-none, zarr-lz4, zarr-zstd (to the same), tiff-deflate (to Zarr LZ4), tiff (uncompressed, to the same);
 `libraries`: reading and writing Zarr alone, in this process, by Millrace, TensorStore, zarr-python and zarrs;
+`pyramid`: the command on two cores with a pyramid and compression, against the same without both, from an uncompressed
+input and from one of the same compression;
 `overhead`: microseconds of one core for each tile or chunk, of 16² samples, so that the codecs' own time hardly counts.
 """
 
@@ -15,11 +17,13 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import resource
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
+from argparse import Namespace
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -31,13 +35,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.options import Options
-from benchmarks.rounds import Rival, band, measure
+from benchmarks.rounds import Rival, band, measure, ratio
 from pipeline.formats.image import ImageHeader, Region, Storage, format_for_output, open_image
 
 CHUNK = 1024
 SIGMA = 2
 ROWS = ("zarr-none", "zarr-lz4", "zarr-zstd", "tiff-deflate", "tiff")
-LIBRARIES, OVERHEAD = "libraries", "overhead"
+LIBRARIES, OVERHEAD, PYRAMID = "libraries", "overhead", "pyramid"
 DASK = """
 import sys
 import cv2, dask.array as da, numpy as np, zarr
@@ -197,6 +201,40 @@ def libraries(image: NDArray[np.uint16], folder: Path, repeats: int) -> None:
             print(f"{compression:5} {what:5} GB/s: {', '.join(rates)}", flush=True)
 
 
+def pyramid(image: NDArray[np.uint16], folder: Path, asked: Namespace) -> None:
+    """Prints how much longer, and how much more of two cores, a job takes whose result is a compressed pyramid."""
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, sorted(cores)[:2])
+    kinds = [(".zarr", "lz4"), (".zarr", "zstd"), (".ome.tif", "zstd"), (".ome.tif", "deflate")]
+    for (suffix, compression), of_input in itertools.product(kinds, ("none", "same")):
+        source, target = folder / f"in{suffix}", folder / f"out{suffix}"
+        write(source, image, Storage(compression=compression if of_input == "same" else "none", levels=1))
+        cpu_s: dict[str, list[float]] = {"without": [], "with": []}
+
+        def run(name: str, command: Millrace, cpu_s: dict[str, list[float]] = cpu_s) -> None:
+            began = resource.getrusage(resource.RUSAGE_CHILDREN)
+            command()
+            ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+            cpu_s[name].append(ended.ru_utime + ended.ru_stime - began.ru_utime - began.ru_stime)
+
+        rivals = []
+        for name, storage in zip(cpu_s, (("none", "1"), (compression, "auto")), strict=True):
+            options = ["--memory", asked.memory, "--compression", storage[0], "--levels", storage[1]]
+            command = Millrace(source, target, options, asked.device)
+            rivals.append(Rival(name=name, device=asked.device, run=partial(run, name, command)))
+        without, with_both = measure(rivals, asked.repeats)
+        cpu = np.divide(cpu_s["with"], cpu_s["without"])[1:]
+        shown = [
+            f"{what} {seconds[0]:.2f} s without, {seconds[1]:.2f} s with: {middle:.2f} ({low:.2f}–{high:.2f}) times"
+            for what, seconds, (middle, low, high) in (
+                ("wall", (without.median_s, with_both.median_s), ratio(without, with_both)),
+                ("CPU", [np.median(each[1:]) for each in cpu_s.values()], (np.median(cpu), *band(cpu.tolist()))),
+            )
+        ]
+        print(f"{suffix:8} {compression:7} input {of_input:4}: {'; '.join(shown)}", flush=True)
+    os.sched_setaffinity(0, cores)
+
+
 def overhead(folder: Path, repeats: int) -> None:
     """Prints the CPU time of reading and of writing one small block, the codec's and the system's included."""
     side, block, rows = 1024, 16, 256
@@ -233,7 +271,7 @@ def overhead(folder: Path, repeats: int) -> None:
 
 def main() -> None:
     parser = Options("files", __doc__)
-    parser.add_parts((*ROWS, LIBRARIES, OVERHEAD), ROWS)
+    parser.add_parts((*ROWS, LIBRARIES, PYRAMID, OVERHEAD), ROWS)
     parser.add_rounds(repeats=3)
     parser.add_argument("--side", type=int, default=12288, help="rows and columns of the u16 image [default: 12288]")
     parser.add_argument("--folder", type=Path, default=Path("/dev/shm"), help="where files are [default: /dev/shm]")
@@ -248,8 +286,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=asked.folder) as name:
         for row in asked.parts:
             folder = Path(name)
-            if row in (LIBRARIES, OVERHEAD):
-                libraries(image, folder, asked.repeats) if row == LIBRARIES else overhead(folder, asked.repeats)
+            if row == LIBRARIES:
+                libraries(image, folder, asked.repeats)
+                continue
+            if row == PYRAMID:
+                pyramid(image, folder, asked)
+                continue
+            if row == OVERHEAD:
+                overhead(folder, asked.repeats)
                 continue
             suffix, storage = storage_of(row)
             is_zarr = suffix == ".zarr"

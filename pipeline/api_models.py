@@ -186,6 +186,36 @@ class FolderView(BaseModel):
     left_out: int
 
 
+class AxisView(BaseModel):
+    """An axis of an image, a map or a series. step: the distance of its samples with the unit; null: not known."""
+
+    letter: str
+    length: int
+    step: str | None
+
+
+class ImageView(BaseModel):
+    """An image, a map or a series of images.
+
+    axes     : all but the colours of a pixel, the slowest first
+    plane    : the letters of the rows and columns that are shown unless others are chosen
+    at       : the index along each other axis that is shown first
+    dtype    : NumPy's name; of complex samples, the magnitude is shown unless another part is chosen
+    samples  : of a pixel, 1 for gray
+    levels   : of the pyramid, the image itself included
+    channels : names along the axis C, as far as they are known
+    """
+
+    path: str
+    axes: list[AxisView]
+    plane: str
+    at: dict[str, int]
+    dtype: str
+    samples: int
+    levels: int
+    channels: list[str]
+
+
 class CancelledView(BaseModel):
     """Jobs that were cancelled. `more`: whether there are others of the same kind."""
 

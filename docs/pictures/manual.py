@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageDraw, ImageFont
 
 FOLDER = Path(__file__).resolve().parent
 GAP = 8
@@ -34,14 +34,30 @@ COMMANDS = (
 )
 
 
-def beside(names: Sequence[str], folder: str, scale: int, *, across: bool = True) -> Image.Image:
+# What is written into the upper left corner of a picture.
+LABELS = {
+    "raw": "input", "smooth": "Gaussian, σ = 2", "gridding": "gridding", "sense": "CG-SENSE", "median": "median",
+    "spots": "median, top-hat, Gaussian", "whole": "64 spokes, CG-SENSE", "few-gridding": "16 spokes, gridding",
+    "few-sense": "16 spokes, CG-SENSE", "few-tv": "16 spokes, total variation",
+}  # fmt: skip
+
+
+def labelled(name: str, folder: str) -> Image.Image:
+    picture = Image.open(f"{folder}/{name}.png").convert("RGB")
+    font = ImageFont.truetype("DejaVuSans.ttf", 15)
+    place, text = (8, 6), LABELS.get(name, "")
+    ImageDraw.Draw(picture).text(place, text, "white", font=font, stroke_width=2, stroke_fill="black")
+    return picture
+
+
+def beside(names: Sequence[str], folder: str, *, across: bool = True) -> Image.Image:
     """The pictures of these names side by side, or below one another, with a transparent gap."""
-    pictures = [Image.open(f"{folder}/{name}.png").convert("RGB") for name in names]
-    width, height = scale * pictures[0].width, scale * pictures[0].height
+    pictures = [labelled(name, folder) for name in names]
+    width, height = pictures[0].size
     steps = [(number * (width + GAP), 0) if across else (0, number * (height + GAP)) for number in range(len(names))]
     joined = Image.new("RGBA", (steps[-1][0] + width, steps[-1][1] + height), (0, 0, 0, 0))
     for picture, step in zip(pictures, steps, strict=True):
-        joined.paste(picture.resize((width, height)), step)
+        joined.paste(picture, step)
     return joined
 
 
@@ -54,15 +70,15 @@ def main() -> None:
                 scan = dict(np.load(f"{folder}/scan.npz"))
                 np.savez(f"{folder}/few.npz", **scan | {"kspace": scan["kspace"][:, ::4], "traj": scan["traj"][::4]})
         drawn = {
-            "start-images": beside(["raw", "smooth"], folder, 1),
-            "start-molecules": beside(["helix"], folder, 1),
-            "start-mri": beside(["gridding", "sense"], folder, 2),
-            "tutorial-spots": beside(["raw", "median", "spots"], folder, 1),
-            "tutorial-potential": beside(["shift", "full"], folder, 1, across=False),
-            "tutorial-spokes": beside(["whole", "few-gridding", "few-sense", "few-tv"], folder, 2),
+            "start-images": beside(["raw", "smooth"], folder),
+            "start-molecules": beside(["helix"], folder),
+            "start-mri": beside(["gridding", "sense"], folder),
+            "tutorial-spots": beside(["raw", "median", "spots"], folder),
+            "tutorial-potential": beside(["shift", "full"], folder, across=False),
+            "tutorial-spokes": beside(["whole", "few-gridding", "few-sense", "few-tv"], folder),
         }
         for name, picture in drawn.items():
-            picture.quantize(128, method=Image.Quantize.FASTOCTREE).save(FOLDER / f"{name}.png", optimize=True)
+            picture.save(FOLDER / f"{name}.png", optimize=True)
 
 
 if __name__ == "__main__":

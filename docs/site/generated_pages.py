@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -31,6 +31,8 @@ COMMAND_PAGES = {
     "client": ("Use a service", "Set `MILLRACE_URL` to the service's address and `MILLRACE_TOKEN` to your token."),
     "": ("On this machine", "Commands that need no service."),
 }
+# A line of a docstring that explains one name.
+_DEFINED = re.compile(r"^[ \t]*(\w+)[ \t]+: ", re.MULTILINE)
 _LINK = re.compile(r"(?<!!)\[([^]]*)\]\((?!https?:|#)([^)#\s]+)(#[^)\s]*)?\)")
 
 
@@ -107,16 +109,29 @@ def _run_page(group: WorkloadGroup, parent: click.Context) -> Iterator[str]:
     context = click.Context(group, info_name="run", parent=parent)
     commands = {name: group.get_command(context, name) for name in group.list_commands(context)}
     yield from ("# millrace run", "", "```", "millrace run WORKLOAD INPUT… OUTPUT [OPTIONS]", "```", "")
-    yield "Every workload takes the options of the first three sections. Its own parameters follow under its name."
+    yield "Every workload takes the options of the first three sections, and every filter those of the fourth."
+    yield "Its own parameters follow under its name."
     further = group.further_options()
-    for title, options in further.items():
-        yield from ("", f"## {title}", "", *_options(options, context))
+    named = {title: list(options) for title, options in further.items()}
     shared = {option.name for options in further.values() for option in options}
+    own = {name: _own_options(command, shared) for name, command in commands.items()}
+    filters = [options for options in own.values() if any(option.name == "crop" for option in options)]
+    helped = [{(option.name, option.help) for option in options} for options in filters]
+    common = set.intersection(*helped)
+    named["Filters of images"] = [option for option in filters[0] if (option.name, option.help) in common]
+    for title, options in named.items():
+        yield from ("", f"## {title}", "", *_options(options, context))
     for name, command in commands.items():
-        assert isinstance(command, SectionedCommand)
-        own = [option for options in command.sections.values() for option in options if option.name not in shared]
+        assert command is not None
+        rest = [option for option in own[name] if (option.name, option.help) not in common]
         yield from ("", f"## {name}", "", _text(command.help), "")
-        yield from ("```", *(command.epilog or "").splitlines(), "```", "", *_options(own, context))
+        yield from ("```", *(command.epilog or "").splitlines(), "```", "", *_options(rest, context))
+
+
+def _own_options(command: click.Command | None, shared: Container[str | None]) -> list[click.Option]:
+    """The parameters of a workload."""
+    assert isinstance(command, SectionedCommand)
+    return [option for options in command.sections.values() for option in options if option.name not in shared]
 
 
 def _command(command: click.Command, parent: click.Context, level: int) -> Iterator[str]:
@@ -133,7 +148,15 @@ def _command(command: click.Command, parent: click.Context, level: int) -> Itera
                 yield from _command(each, context, level + 1)
         return
     usage = " ".join([context.command_path, *command.collect_usage_pieces(context)])
-    yield from ("```", usage, "```", "", *_options(command.get_params(context), context))
+    serve = cli.commands["serve"]
+    if command is not serve and [each.name for each in command.params] == [each.name for each in serve.params]:
+        yield from ("```", usage, "```", "", "Its options are those of [`millrace serve`](#millrace-serve).", "")
+    elif isinstance(command, SectionedCommand):
+        yield from ("```", *(command.epilog or usage).splitlines(), "```", "")
+        for title, options in command.sections.items():
+            yield from (f"**{title}**", "", *_options(options, context))
+    else:
+        yield from ("```", usage, "```", "", *_options(command.get_params(context), context))
     if isinstance(command, click.Group):
         for name in command.list_commands(context):
             if (each := command.get_command(context, name)) is not None:
@@ -153,7 +176,8 @@ def _text(text: str | None) -> str:
     def escaped(part: str) -> str:
         return part if part.startswith("`") else re.sub(r"([\\*_\[\]<>|])", r"\\\1", part)
 
-    paragraphs = (" ".join(each.split()) for each in (text or "").split("\n\n"))
+    listed = _DEFINED.sub(r"\n\n- `\1`: ", text or "")
+    paragraphs = (" ".join(each.split()) for each in listed.split("\n\n"))
     return "\n\n".join("".join(map(escaped, re.split("(`[^`]*`)", each))) for each in paragraphs if each)
 
 

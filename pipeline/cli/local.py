@@ -261,7 +261,7 @@ def _announce(job: PlannedJob, quiet: bool) -> None:
     """What the user should know before work starts."""
     remarks = job.job.summary.remarks
     if (lost := remarks.get("not kept")) and not quiet:
-        click.echo(printable(f"{job.spec.output} does not keep of {job.spec.input}: {lost}"), err=True)
+        click.echo(printable(f"{job.spec.output} does not keep these properties of {job.spec.input}: {lost}"), err=True)
     if warning := remarks.get("warning"):
         click.echo(f"millrace: warning: {printable(warning)}", err=True)
 
@@ -286,7 +286,7 @@ def _carried_out(
             on_published=lambda: _published.append(output),
             on_kept=lambda count, chunks: kept.append(
                 (f"{count} of {counted(chunks, 'chunk')}" if count else "the last iterate")
-                + " kept: go on with --resume"
+                + " kept: continue with --resume"
             ),
         )
         return run_job(job, options, events=events, stream=stream)

@@ -56,7 +56,7 @@ def run_many(
             except UserError:
                 raise
             except (Exception, Stopped):
-                kept.append(f"{run.published:,} of {counted(len(wanted), 'file')} published: go on with --resume")
+                kept.append(f"{run.published:,} of {counted(len(wanted), 'file')} published: continue with --resume")
                 raise
     if as_json or not quiet:
         say(to_json(receipt) if as_json else printable(_result_line(receipt)), besides=f"; {folder} is complete")

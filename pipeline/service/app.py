@@ -17,7 +17,8 @@ from pipeline.service.http.recent import RecentAnswers
 from pipeline.service.web.pages import add_pages
 
 _PROBLEMS: dict[int | str, dict[str, Any]] = {
-    status: {"model": Problem, "content": {MEDIA_TYPE: {}}} for status in (400, 401, 403, 404, 409, 413, 415, 422, 503)
+    status: {"model": Problem, "content": {MEDIA_TYPE: {}}}
+    for status in (400, 401, 403, 404, 409, 413, 415, 422, 429, 503)
 }
 
 

@@ -1,5 +1,5 @@
 """Jobs that are open in processes of their own, with a bound on memory: a damaged or hostile file may end such a
-process, never the server.
+process, never the server. Files are looked at in them too.
 
 The processes are forked from the workers' fork server; one is always ready, and each serves one job after another.
 Samples do not pass through them: workers read and write the chunks. What the server asks of an open job (its plan, its
@@ -23,13 +23,15 @@ from contextlib import suppress
 from functools import cache, partial
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from pipeline.cluster.dask.worker_start import METHOD
 from pipeline.config import format_bytes
 from pipeline.errors import InputError, MillraceError, too_little_memory
 from pipeline.workloads import JobSpec, OpenJob, workload_named
 from pipeline.workloads.many_files import open_job
+
+T = TypeVar("T")
 
 LOG = logging.getLogger("millrace.service")
 # A process serves another job only if it has given back all but this share of its memory.
@@ -133,6 +135,16 @@ class Lease:
         """The job, open in the process until `release`; it may allocate `most_bytes` at most, if that is less than any
         job may. Raises as its workload's `open`; ProcessDied."""
         return cast("OpenJob", _remote(self._process, 0, self._process.ask("open", spec, most_bytes)))
+
+    def call(self, function: Callable[..., T], path: Path, *arguments: Any, known: object = None, most_bytes: int) -> T:
+        """What a module's function returns for a file and further arguments.
+
+        known      : sent along, as a `Confinement`, which the process keeps to from then on
+        most_bytes : what it may allocate
+
+        Raises as the function does; ProcessDied.
+        """
+        return cast("T", self._process.ask("call_function", function, path, arguments, most_bytes, known))
 
     def settle(self) -> None:
         """Planning is over: `check` is called no more, since ending the process would lose what it writes."""
@@ -272,15 +284,27 @@ class _Server:
         self._base_bytes = base_bytes
         self._objects: list[Any] = []
         self._input: Path | None = None
+        self._doing, self._remedy = "", ""
 
     def open(self, spec: JobSpec, most_bytes: int | None) -> Members:
-        self._input = spec.input
+        self._limit(most_bytes)
+        whose = "the service" if self._most_bytes == self._limit_bytes else "the job"
+        self._input, self._doing, self._remedy = spec.input, "planning the job", f", or raise {whose}'s memory"
+        self._objects = [self._within_limit(lambda: open_job(workload_named(spec.workload), spec))]
+        return _members(self._objects[0])
+
+    def call_function(
+        self, function: Callable[..., Any], path: Path, arguments: tuple[Any, ...], most_bytes: int, known: object
+    ) -> Any:
+        self._limit(most_bytes)
+        self._input, self._doing, self._remedy = path, "looking at it", ""
+        return self._within_limit(lambda: function(path, *arguments))
+
+    def _limit(self, most_bytes: int | None) -> None:
         self._most_bytes = min(most_bytes or self._limit_bytes, self._limit_bytes)
         hard = self._base_bytes + self._limit_bytes
         # An earlier job may have left some memory behind.
         resource.setrlimit(resource.RLIMIT_DATA, (min(_allocated_bytes() + self._most_bytes, hard), hard))
-        self._objects = [self._within_limit(lambda: open_job(workload_named(spec.workload), spec))]
-        return _members(self._objects[0])
 
     def get(self, number: int, name: str) -> Any:
         return self._within_limit(lambda: getattr(self._objects[number], name))
@@ -314,8 +338,8 @@ class _Server:
             if too_little_memory(error) is None:
                 raise
             raise InputError(
-                f"{self._input}: planning the job takes more than {format_bytes(self._most_bytes)} of memory; check "
-                f"the file, or raise {'the service' if self._most_bytes == self._limit_bytes else 'the job'}'s memory"
+                f"{self._input}: {self._doing} takes more than {format_bytes(self._most_bytes)} of memory; check the "
+                f"file{self._remedy}"
             ) from error
 
 

@@ -96,6 +96,7 @@ def serve(settings: ServiceSettings, *, on_ready: Callable[[str], None] = lambda
             jobs_at_once=settings.jobs_at_once,
             jobs_at_once_of_an_owner=settings.jobs_at_once_of_an_owner,
             memory_bytes=settings.memory,
+            planning_s=settings.planning_s,
             keep_s=settings.keep_days * 86_400.0,
         )
         worker_start.start_fork_server()  # with a scheduler elsewhere it does not run yet
@@ -108,7 +109,7 @@ def serve(settings: ServiceSettings, *, on_ready: Callable[[str], None] = lambda
         stopping, over = threading.Event(), threading.Event()
         store_fault = _StoreFault(store)
         service = Service(
-            settings=settings, store=store, runner=runner, roots=roots, previews=previews,
+            settings=settings, store=store, runner=runner, roots=roots, previews=previews, processes=processes,
             workers=workers, ready=lambda: _missing(store_fault, workers, stopping), tokens=tokens,
             stopping=stopping, closing=over, audit=audit,
         )  # fmt: skip

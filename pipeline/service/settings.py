@@ -111,7 +111,7 @@ def _short_enough(state_dir: Path) -> Path:
 
 def _header(value: str) -> str:
     if not re.fullmatch(r"[A-Za-z0-9-]+", value):
-        raise ValueError(f"{value!r} is no name of an HTTP header")
+        raise ValueError(f"{value!r} is not the name of an HTTP header")
     return value.lower()
 
 
@@ -242,6 +242,9 @@ class ServiceSettings(StateSettings):
     jobs_at_once: _Count = Field(2, ge=1, le=1024, description="maximum number of running jobs")
     jobs_at_once_of_an_owner: _Count = Field(8, ge=1, le=1024, description="maximum number of one owner's running jobs")
     jobs_waiting_of_an_owner: _Count = Field(10_000, ge=1, description="maximum number of one owner's unfinished jobs")
+    planning_s: _Count = Field(
+        600, ge=1, le=86_400, description="seconds that opening and planning a job may take; then it fails"
+    )
     keep_days: _Count = Field(90, ge=1, le=36_500, description="days to keep records of finished jobs; outputs stay")
     limits: Annotated[LimitSettings, BeforeValidator(_table("time=2h,memory_cap=16GiB,…"))] = Field(
         NO_DEFAULTS,

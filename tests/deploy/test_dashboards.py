@@ -126,7 +126,7 @@ def test_overlap_efficiency_stands_against_the_recorded_goal():
         assert step["color"] == "green"
 
 
-@pytest.mark.parametrize("title", ["Work", "Work by GPU"])
+@pytest.mark.parametrize("title", ["Work", "Work by worker"])
 def test_work_of_every_unit_can_be_seen_beside_the_others(title):
     """Pairs are thousands of times as many as samples: on a linear axis one would hide the other."""
     described, panel = (

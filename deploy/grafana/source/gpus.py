@@ -64,31 +64,36 @@ def _now() -> list[Panel]:
 def _load() -> list[Panel]:
     return [
         graph(
-            "Utilization", "Share of the time in which a kernel ran.", "percentunit",
-            [Query(f"max by (gpu) (millrace_gpu_utilization_ratio{_CHOSEN})", "{{gpu}}")], highest=1,
+            "Utilization", "Share of the time in which a kernel ran; the ten busiest GPUs.", "percentunit",
+            [Query(f"topk(10, max by (gpu) (millrace_gpu_utilization_ratio{_CHOSEN}))", "{{gpu}}")], highest=1,
+            listed=True,
         ),
         graph(
-            "Memory", "Bytes in use, by all programs.", "bytes",
-            [Query(f"max by (gpu) (millrace_gpu_memory_used_bytes{_CHOSEN})", "{{gpu}}")],
+            "Memory", "Bytes in use, by all programs; the ten fullest GPUs.", "bytes",
+            [Query(f"topk(10, max by (gpu) (millrace_gpu_memory_used_bytes{_CHOSEN}))", "{{gpu}}")], listed=True,
         ),
         graph(
-            "Share of the memory", "Memory in use over what there is. Above 95 % an alert comes.", "percentunit",
-            [Query(f"gpu:millrace_gpu_memory:ratio{_CHOSEN}", "{{gpu}}")], thresholds=_MEMORY_STEPS, highest=1,
+            "Share of the memory", "Memory in use over the total; the ten fullest GPUs. Above 95 % an alert fires.",
+            "percentunit", [Query(f"topk(10, gpu:millrace_gpu_memory:ratio{_CHOSEN})", "{{gpu}}")],
+            thresholds=_MEMORY_STEPS, highest=1, listed=True,
         ),
         graph(
-            "Temperature", "Of the chip. Above some 87 °C GPUs slow themselves down.", "celsius",
-            [Query(f"max by (gpu) (millrace_gpu_temperature_celsius{_CHOSEN})", "{{gpu}}")], thresholds=_HEAT_STEPS,
+            "Temperature", "Of the chip; the ten hottest. Above some 87 °C GPUs slow themselves down.", "celsius",
+            [Query(f"topk(10, max by (gpu) (millrace_gpu_temperature_celsius{_CHOSEN}))", "{{gpu}}")],
+            thresholds=_HEAT_STEPS, listed=True,
         ),
         graph(
-            "Power", "Drawn by each GPU.", "watt",
-            [Query(f"max by (gpu) (millrace_gpu_power_watts{_CHOSEN})", "{{gpu}}")],
+            "Power", "Drawn by a GPU; the ten that draw most.", "watt",
+            [Query(f"topk(10, max by (gpu) (millrace_gpu_power_watts{_CHOSEN}))", "{{gpu}}")], listed=True,
         ),
         graph(
-            "Bytes computed", "Bytes of input that each worker computes on each second, by its GPU; of sums where "
-            "ranks share the work.", "Bps",
+            "Bytes computed", "Bytes of input that a worker computes on each second, by its GPU, the ten fastest; "
+            "of sums where ranks share the work.", "Bps",
             [Query(
-                'instance_stage:millrace_stage_bytes:rate5m{stage="compute", device=~"$gpu"}', "{{device}} {{instance}}"
+                'topk(10, instance_stage:millrace_stage_bytes:rate5m{stage="compute", device=~"$gpu"})',
+                "{{device}} {{instance}}",
             )],
+            listed=True,
         ),
     ]  # fmt: skip
 
@@ -97,12 +102,18 @@ def _bus() -> list[Panel]:
     pcie = f"rate(millrace_gpu_pcie_bytes_total{_CHOSEN}[$__rate_interval])"
     return [
         graph(
-            "Bus", "Bytes over PCI Express each second, by all programs: rx into the GPU, tx out of it.", "Bps",
-            [Query(f"max by (gpu, direction) ({pcie})", "{{gpu}} {{direction}}")],
+            "Bus", "Bytes over PCI Express each second, by all programs: rx into the GPU, tx out of it; the "
+            "ten fastest each way.", "Bps",
+            [Query(f"topk by (direction) (10, max by (gpu, direction) ({pcie}))", "{{gpu}} {{direction}}")],
+            listed=True,
         ),
         graph(
             "Fraction of the bus", "The same over what the link carries one way.", "percentunit",
-            [Query(f"gpu_direction:millrace_gpu_pcie:ratio_rate5m{_CHOSEN}", "{{gpu}} {{direction}}")], highest=1,
+            [Query(
+                f"topk by (direction) (10, gpu_direction:millrace_gpu_pcie:ratio_rate5m{_CHOSEN})",
+                "{{gpu}} {{direction}}",
+            )],
+            highest=1, listed=True,
         ),
         graph(
             "Communicators given up", "In the hour before, by why: requested, or a lost rank, a deadline or an error; "
@@ -111,7 +122,8 @@ def _bus() -> list[Panel]:
             thresholds=Steps(GOOD, ((1, WARN),)),
         ),
         graph(
-            "Epoch of ranks", "The newest that each process knows: above 1 a rank was lost.", "none",
-            [Query("max by (instance) (millrace_communicator_epoch)", "{{instance}}")], thresholds=_EPOCH_STEPS,
+            "Epoch of ranks", "The newest that a process knows, the ten highest: above 1 a rank was lost.", "none",
+            [Query("topk(10, max by (instance) (millrace_communicator_epoch))", "{{instance}}")],
+            thresholds=_EPOCH_STEPS, listed=True,
         ),
     ]  # fmt: skip

@@ -76,13 +76,22 @@ def graph(
     colours: Mapping[str, str] | None = None,
     stacked: bool = False,
     logarithmic: bool = False,
+    listed: bool = False,
     highest: float | None = None,
     columns: int = GRAPH_COLUMNS,
 ) -> timeseries.Panel:
     """Lines over time from zero up; `thresholds` are drawn as dashed lines, `stacked` series as areas on each other.
 
     `logarithmic`, for series that are orders of magnitude apart, has no zero: the queries leave zeros out.
+    `listed`, for a line for each worker: the legend is a table beside the lines, the largest first; the queries choose
+    the top ten.
     """
+    legend = common.VizLegendOptions().show_legend(True)
+    if listed:
+        legend.display_mode(common_models.LegendDisplayMode.TABLE).placement(common_models.LegendPlacement.RIGHT)
+        legend.calcs(["lastNotNull"]).sort_by("Last *").sort_desc(True)
+    else:
+        legend.display_mode(common_models.LegendDisplayMode.LIST).placement(common_models.LegendPlacement.BOTTOM)
     panel = (
         timeseries.Panel()
         .title(title)
@@ -94,12 +103,7 @@ def graph(
         .line_width(1)
         .fill_opacity(40 if stacked else 8)
         .show_points(common_models.VisibilityMode.AUTO)
-        .legend(
-            common.VizLegendOptions()
-            .display_mode(common_models.LegendDisplayMode.LIST)
-            .placement(common_models.LegendPlacement.BOTTOM)
-            .show_legend(True)
-        )
+        .legend(legend)
         .tooltip(
             common.VizTooltipOptions()
             .mode(common_models.TooltipDisplayMode.MULTI)

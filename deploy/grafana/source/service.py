@@ -73,7 +73,9 @@ def _jobs() -> list[Panel]:
         ),
         graph(
             "Jobs that ended, by workload", "How many each minute, however they ended.", "suffix: jobs/min",
-            [Query("60 * sum by (workload) (rate(millrace_jobs_finished_total[$__rate_interval]))", "{{workload}}")],
+            [Query(
+                "60 * sum by (workload) (rate(millrace_jobs_finished_total[$__rate_interval])) > 0", "{{workload}}"
+            )],
             stacked=True,
         ),
         graph(
@@ -135,8 +137,8 @@ def _accounts() -> list[Panel]:
 def _health() -> list[Panel]:
     return [
         graph(
-            "Errors", "How many each minute, by class. Those of users are theirs to mend; three others in half an hour "
-            "raise an alert.", "suffix: errors/min",
+            "Errors", "Errors each minute, by class. Users can correct theirs; three others in half an hour raise an "
+            "alert.", "suffix: errors/min",
             [Query("60 * sum by (kind) (rate(millrace_errors_total[$__rate_interval])) > 0", "{{kind}}")],
         ),
         graph(

@@ -79,17 +79,24 @@ def _now() -> list[Panel]:
     ]  # fmt: skip
 
 
+def _fastest(rates: str) -> str:
+    """The ten largest sums by worker."""
+    return f"topk(10, sum by (device, instance) ({rates}) > 0)"
+
+
 def _through() -> list[Panel]:
     return [
         graph(
             "Input", "Bytes of input that chunks are read from each second, by workload.", "Bps",
-            [Query(f"sum by (workload) (rate(millrace_input_bytes_total{_CHOSEN}[$__rate_interval]))", "{{workload}}")],
+            [Query(
+                f"sum by (workload) (rate(millrace_input_bytes_total{_CHOSEN}[$__rate_interval])) > 0", "{{workload}}"
+            )],
             stacked=True,
         ),
         graph(
             "Output", "Bytes of output that are written each second, by workload.", "Bps",
             [Query(
-                f"sum by (workload) (rate(millrace_output_bytes_total{_CHOSEN}[$__rate_interval]))", "{{workload}}"
+                f"sum by (workload) (rate(millrace_output_bytes_total{_CHOSEN}[$__rate_interval])) > 0", "{{workload}}"
             )],
             stacked=True,
         ),
@@ -99,26 +106,27 @@ def _through() -> list[Panel]:
             [Query(f"sum by (workload, unit) (rate({_WORK})) > 0", "{{workload}}: {{unit}}/s")], logarithmic=True,
         ),
         graph(
-            "Work by GPU", "The same by worker: each has one GPU, or is on the CPU.", "sishort",
+            "Work by worker", "The same by worker, the ten fastest of each workload. A worker has one GPU, or is on "
+            "the CPU.", "sishort",
             [Query(
-                f"sum by (workload, unit, device, instance) (rate({_WORK})) > 0",
-                "{{workload}}: {{unit}}/s on {{instance}} {{device}}",
+                f"topk by (workload) (10, sum by (workload, unit, device, instance) (rate({_WORK})) > 0)",
+                "{{instance}} {{device}}, {{workload}}: {{unit}}/s",
             )],
-            logarithmic=True,
+            logarithmic=True, listed=True,
         ),
         graph(
-            "Input by GPU", "Bytes of input that each worker reads each second, by workload.", "Bps",
+            "Input by worker", "Bytes of input that a worker reads each second; the ten fastest.", "Bps",
             [Query(
-                f"sum by (workload, device, instance) (rate(millrace_input_bytes_total{_CHOSEN}[$__rate_interval]))",
-                "{{workload}} on {{instance}} {{device}}",
+                _fastest(f"rate(millrace_input_bytes_total{_CHOSEN}[$__rate_interval])"), "{{instance}} {{device}}"
             )],
+            listed=True,
         ),
         graph(
-            "Output by GPU", "Bytes of output that each worker writes each second, by workload.", "Bps",
+            "Output by worker", "Bytes of output that a worker writes each second; the ten fastest.", "Bps",
             [Query(
-                f"sum by (workload, device, instance) (rate(millrace_output_bytes_total{_CHOSEN}[$__rate_interval]))",
-                "{{workload}} on {{instance}} {{device}}",
+                _fastest(f"rate(millrace_output_bytes_total{_CHOSEN}[$__rate_interval])"), "{{instance}} {{device}}"
             )],
+            listed=True,
         ),
     ]  # fmt: skip
 
@@ -132,14 +140,16 @@ def _solvers() -> list[Panel]:
             )],
         ),
         graph(
-            "Residual", "Relative residual of each worker's newest reconstruction. Near 1 nothing is fitted.",
-            "percentunit",
-            [Query(f"millrace_solver_residual_ratio{_CHOSEN}", "{{workload}} on {{instance}} {{device}}")],
+            "Residual", "Relative residual of a worker's newest reconstruction, the ten largest. Near 1 nothing is "
+            "fitted.", "percentunit",
+            [Query(f"topk(10, millrace_solver_residual_ratio{_CHOSEN})", "{{instance}} {{device}}, {{workload}}")],
+            listed=True,
         ),
         graph(
-            "Objective", "Objective of each worker's newest reconstruction with a penalty, in the samples' units.",
-            "sishort", [Query(f"millrace_solver_objective{_CHOSEN}", "{{workload}} on {{instance}} {{device}}")],
-            logarithmic=True,
+            "Objective", "Objective of a worker's newest reconstruction with a penalty, in the samples' units; the ten "
+            "largest.", "sishort",
+            [Query(f"topk(10, millrace_solver_objective{_CHOSEN})", "{{instance}} {{device}}, {{workload}}")],
+            logarithmic=True, listed=True,
         ),
     ]  # fmt: skip
 
@@ -148,21 +158,22 @@ def _stages() -> list[Panel]:
     return [
         graph(
             "Overlap efficiency against its goal", "Busy share of the busiest stage of each worker at work, over five "
-            "minutes. At the goal that stage hardly waits for the others: only a faster one helps. Far below it "
-            "something else holds all of them up, or jobs have so few chunks that nothing can overlap.", "percentunit",
+            "minutes, the ten lowest. At the goal that stage hardly waits for the others: only a faster one helps. Far "
+            "below it something else holds all of them up, or jobs have so few chunks that nothing can overlap.",
+            "percentunit",
             [
-                Query("instance:millrace_overlap_efficiency:ratio_rate5m", "{{instance}} {{device}}"),
+                Query("bottomk(10, instance:millrace_overlap_efficiency:ratio_rate5m)", "{{instance}} {{device}}"),
                 Query("millrace:overlap_efficiency:goal", "goal"),
             ],
-            thresholds=_OVERLAP_STEPS, colours={"goal": GOOD}, highest=1, columns=24,
+            thresholds=_OVERLAP_STEPS, colours={"goal": GOOD}, highest=1, columns=24, listed=True,
         ),
         graph(
-            "Time at work", "Share of the time in which each worker has any chunk on its way.", "percentunit",
+            "Time at work", "Share of the time in which a worker has any chunk on its way; the ten busiest.",
+            "percentunit",
             [Query(
-                "sum by (device, instance) (rate(millrace_pipeline_wall_seconds_total[$__rate_interval]))",
-                "{{instance}} {{device}}",
+                _fastest("rate(millrace_pipeline_wall_seconds_total[$__rate_interval])"), "{{instance}} {{device}}"
             )],
-            highest=1,
+            highest=1, listed=True,
         ),
         graph(
             "Stage seconds", "Seconds that each stage is busy each second, all workers and their threads added up.",
@@ -174,15 +185,15 @@ def _stages() -> list[Panel]:
             [Query("stage:millrace_stage_bytes:rate5m", "{{stage}}")], colours=STAGE_COLOURS,
         ),
         graph(
-            "Bytes computed, by GPU", "Bytes of input that each worker computes on each second; of sums where ranks "
-            "share the work.", "Bps",
+            "Bytes computed, by worker", "Bytes of input that a worker computes on each second, the ten fastest; of "
+            "sums where ranks share the work.", "Bps",
             [Query(
-                'instance_stage:millrace_stage_bytes:rate5m{stage="compute"}', "{{instance}} {{device}}"
+                'topk(10, instance_stage:millrace_stage_bytes:rate5m{stage="compute"})', "{{instance}} {{device}}"
             )],
-            stacked=True,
+            stacked=True, listed=True,
         ),
         graph(
-            "Time of a chunk in a stage", "9 of 10 chunks are in the stage at most so long.", "s",
+            "Time of a chunk in a stage", "Nine of ten chunks take less time than this in the stage.", "s",
             [Query(f"histogram_quantile(0.9, {_CHUNK_SECONDS})", "{{stage}}")], colours=STAGE_COLOURS,
         ),
         graph(

@@ -17,12 +17,14 @@ from pipeline.cli.demo.molecule import make_helix
 from pipeline.cli.demo.scan import make_scan
 from pipeline.errors import MillraceError, OutputError
 from pipeline.formats.image.base import ImageHeader, Region
+from pipeline.formats.image.metadata import Calibration, Step
 
 # Rows generated at a time; fixed, because each band's noise is seeded by its number.
 BAND_ROWS = 64
 CELLS_PER_MEGAPIXEL = 60
 # Full scale of the noisy sensor: photons that saturate a pixel.
 FULL_WELL_PHOTONS = 60.0
+PIXEL_MICROMETRES = 0.5
 # The molecule has two turns; the scan a third of the readouts that its image would need without coils.
 BASE_PAIRS = 20
 SCAN_PIXELS, SPOKES, COILS = 128, 64, 6
@@ -30,7 +32,8 @@ SCAN_PIXELS, SPOKES, COILS = 128, 64, 6
 
 def make_cells(path: Path, rows: int, columns: int, seed: int) -> None:
     """Write a microscope-like 16-bit RGB image: bright soft discs on an uneven background, with photon noise."""
-    header = ImageHeader(shape=(rows, columns, 3), axes="YXS", dtype=np.dtype(np.uint16))
+    known = Calibration(steps=dict.fromkeys("YX", Step(PIXEL_MICROMETRES, "micrometer")))
+    header = ImageHeader(shape=(rows, columns, 3), axes="YXS", dtype=np.dtype(np.uint16), calibration=known)
     cells = _scatter_cells(rows, columns, seed)
     writer = images.create_image(path, header)
     try:

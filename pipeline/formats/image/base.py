@@ -184,16 +184,16 @@ class ImageReader(Reader):
         """The dtype as stored and the offset of samples that are one run of bytes in C order; None if they are not."""
         return None
 
-    def at_level(self, level: int) -> ImageReader | None:
-        """A reader of a further level of the file's pyramid; None if this format's levels cannot be read."""
-        return None
-
     @abstractmethod
     def read(self, region: Region, out: NDArray[Any]) -> None:
         """Fill `out` (C-contiguous, the region's shape, the header's dtype) with the region's samples.
 
         Raises InputError if the file is truncated or corrupt, StorageError if reading fails.
         """
+
+    def at_level(self, level: int) -> ImageReader:
+        """A reader of a level of the file's pyramid, 1 to `header.levels` - 1; close it too."""
+        raise ValueError(f"{self.path} has no level {level}")
 
     def expect(self, spans: Sequence[Sequence[tuple[int, int]]]) -> None:
         """Announce the regions that will be read, each once: every combination of these (start, stop) along the axes.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,8 @@ BLOCKS_BYTES = 32 << 20
 _FINER = 4  # its means of whole pixels then lose a quarter of the preview's resolution at most
 
 Span = tuple[int, int]  # start, stop
-_DARK_AND_BRIGHT = (0.1, 99.9)  # percentiles that become black and white
+_LARGE_STEP = 64
+DARK_AND_BRIGHT = (0.1, 99.9)  # percentiles that become black and white
 _COLOURS = ("00FF00", "FF00FF", "00FFFF", "FFFF00", "FF0000", "0000FF", "FFFFFF")
 
 
@@ -36,16 +37,18 @@ def write_preview(image: Path, preview: Path, longest_side: int = LONGEST_SIDE) 
     that one pixel in a thousand is black, and one white. Of more than four samples in a pixel, the first is shown.
     A scale bar and the channels' names are drawn as far as they are known.
     """
-    with images.open_image(image) as whole, closing(_finer_level(whole, longest_side)) as reader:
-        reader.hold_at_most(BLOCKS_BYTES)
-        header = reader.header
-        step = _step(header, longest_side)
-        shown = _shown_channels(header)
-        if len(shown) > 1:
-            pixels = _composite(reader, step, shown)
-        else:
-            pixels = _as_bytes(_as_light(_averaged(reader, step), header), header)
-    write_pixels(preview, marked(pixels, header.calibration, step, shown))
+    with images.open_image(image) as whole:
+        level = _fine_level(whole.header, longest_side)
+        with whole.at_level(level) if level else nullcontext(whole) as reader:
+            reader.hold_at_most(BLOCKS_BYTES)
+            header = reader.header
+            step = _step(header, longest_side)
+            shown = _shown_channels(header)
+            if len(shown) > 1:
+                pixels = _composite(reader, step, shown)
+            else:
+                pixels = _as_bytes(as_light(_averaged(reader, step), header), header)
+    write_pixels(preview, marked(pixels, header.calibration, step << level, shown))
 
 
 def write_pixels(preview: Path, pixels: NDArray[np.uint8]) -> None:
@@ -65,10 +68,9 @@ def _step(header: ImageHeader, longest_side: int) -> int:
     return math.ceil(max(sizes["Y"], sizes["X"]) / longest_side)
 
 
-def _finer_level(whole: ImageReader, longest_side: int) -> ImageReader:
-    """A level of the pyramid at least `_FINER` times as fine as the preview, or the image itself."""
-    level = min(whole.header.levels, (_step(whole.header, longest_side) // _FINER).bit_length()) - 1
-    return (whole.at_level(level) if level > 0 else None) or whole
+def _fine_level(header: ImageHeader, longest_side: int) -> int:
+    """The smallest level of a result's pyramid that is at least `_FINER` times as fine as the preview."""
+    return max(min(header.levels, (_step(header, longest_side) // _FINER).bit_length()) - 1, 0)
 
 
 def _shown_channels(header: ImageHeader) -> list[Channel]:
@@ -101,8 +103,8 @@ def _averaged(reader: ImageReader, step: int, channel: int = 0) -> NDArray[np.fl
         present = ~np.isnan(samples)
         blocks = tuple(slice(start // step, -(-stop // step)) for start, stop in (rows, columns))
         with np.errstate(invalid="ignore", over="ignore"):
-            sums[blocks] += _block_sums(np.where(present, samples, 0.0), rows, columns, step)
-            counts[blocks] += _block_sums(present, rows, columns, step)
+            sums[blocks] += block_sums(np.where(present, samples, 0.0), rows, columns, step)
+            counts[blocks] += block_sums(present, rows, columns, step)
     with np.errstate(invalid="ignore"):
         means: NDArray[np.float64] = sums / counts
     return means if "S" in header.axes else means[..., 0]
@@ -130,16 +132,26 @@ def _tile(reader: ImageReader, rows: Span, columns: Span, channels: int, channel
     return samples.astype(np.float64).reshape(rows[1] - rows[0], columns[1] - columns[0], channels)
 
 
-def _block_sums(tile: NDArray[Any], rows: Span, columns: Span, step: int) -> NDArray[np.float64]:
+def block_sums(tile: NDArray[Any], rows: Span, columns: Span, step: int) -> NDArray[np.float64]:
     """The sums over the tile's part of each block; blocks begin at the image's multiples of `step`."""
     sums = tile
     for axis, (start, stop) in enumerate((rows, columns)):
-        edges = np.maximum(np.arange(start // step * step, stop, step) - start, 0)
-        sums = np.add.reduceat(sums, edges, axis, dtype=np.float64)
+        if step > _LARGE_STEP:
+            edges = np.maximum(np.arange(start // step * step, stop, step) - start, 0)
+            sums = np.add.reduceat(sums, edges, axis, dtype=np.float64)
+            continue
+        # The samples at the same place in each block at once, which is 20 times as fast for small blocks.
+        source = np.moveaxis(sums, axis, 0)
+        target = np.zeros((-(-stop // step) - start // step, *source.shape[1:]))
+        for place in range(step):
+            samples = source[(place - start) % step :: step]
+            first = place < start % step
+            target[first : first + len(samples)] += samples
+        sums = np.moveaxis(target, 0, axis)
     return sums
 
 
-def _as_light(pixels: NDArray[np.float64], header: ImageHeader) -> NDArray[np.float64]:
+def as_light(pixels: NDArray[np.float64], header: ImageHeader) -> NDArray[np.float64]:
     """Convert a TIFF's samples to gray or RGB in which 0 is black, with straight alpha or none."""
     photometric, extra = header.metadata.get("photometric"), header.metadata.get("extra_samples", ())
     channels = 1 if pixels.ndim == 2 else pixels.shape[2]
@@ -156,16 +168,32 @@ def _as_light(pixels: NDArray[np.float64], header: ImageHeader) -> NDArray[np.fl
 
 
 def _as_bytes(pixels: NDArray[np.float64], header: ImageHeader) -> NDArray[np.uint8]:
-    if header.dtype == np.uint8 and header.maxval in (None, 255):
-        return np.rint(pixels).astype(np.uint8)
+    return shades(pixels, header, *contrast(pixels, header))
+
+
+def contrast(pixels: NDArray[np.float64], header: ImageHeader) -> tuple[float, float]:
+    """The values that become black and white: 8-bit samples stay as they are."""
+    if _is_8_bit(header):
+        return 0.0, 255.0
     channels = 1 if pixels.ndim == 2 else pixels.shape[2]
     colours = pixels if channels in (1, 3) else pixels[..., :-1]
     shown = colours[np.isfinite(colours)]
-    low, high = np.percentile(shown, _DARK_AND_BRIGHT, method="inverted_cdf") if shown.size else (0.0, 1.0)
+    low, high = np.percentile(shown, DARK_AND_BRIGHT, method="inverted_cdf") if shown.size else (0.0, 1.0)
+    return float(low), float(high)
+
+
+def shades(pixels: NDArray[np.float64], header: ImageHeader, low: float, high: float) -> NDArray[np.uint8]:
+    """Gray or colours between `low`, black, and `high`, white; alpha keeps its values."""
+    if _is_8_bit(header) and (low, high) == (0, 255):
+        return np.rint(pixels).astype(np.uint8)
     stretched = _stretched(pixels, low, high)
-    if channels in (2, 4):
+    if pixels.ndim == 3 and pixels.shape[2] in (2, 4):
         stretched[..., -1] = _stretched(pixels[..., -1], 0, _opaque(header))
     return stretched
+
+
+def _is_8_bit(header: ImageHeader) -> bool:
+    return header.dtype == np.uint8 and header.maxval in (None, 255)
 
 
 def _opaque(header: ImageHeader) -> float:

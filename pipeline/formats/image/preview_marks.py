@@ -49,6 +49,14 @@ def marked(pixels: NDArray[np.uint8], known: Calibration, step: int, channels: S
     return marks
 
 
+def lettered(pixels: NDArray[np.uint8], texts: Sequence[tuple[str, tuple[int, int], str]]) -> NDArray[np.uint8]:
+    """A grey picture with texts in white on it: each with its place (x, y) and Pillow's anchor."""
+    marks = pixels.copy()
+    for text, place, anchor in texts:
+        _paint(marks, _written((pixels.shape[0], pixels.shape[1]), _ascii(text), place, anchor), _WHITE)
+    return marks
+
+
 def scale_bar(known: Calibration, step: int, columns: int) -> tuple[int, str] | None:
     """The length in pixels of the picture, and the text; None if the pixels are not square, or of unknown size."""
     x, y = known.steps.get("X"), known.steps.get("Y")

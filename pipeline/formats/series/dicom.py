@@ -42,7 +42,7 @@ class Dicom(SeriesFormat):
     windowed = True
 
     def refusal(self, header: SeriesHeader, path: Path) -> str | None:
-        _pydicom(path)
+        pydicom_for(path)
         if header.dtype.kind == "c":
             return f"{path}: DICOM holds magnitudes; choose .nii for complex values"
         if header.affine is None:
@@ -86,7 +86,7 @@ class DicomReader(ArrayReader):
     """half_unit: by how much values are rounded, to shades and then to float32."""
 
     def __init__(self, path: Path, header: SeriesHeader) -> None:
-        pydicom = _pydicom(path)
+        pydicom = pydicom_for(path)
         try:
             with by_descriptor(path) as name:
                 found = pydicom.dcmread(name, stop_before_pixels=True)
@@ -116,7 +116,7 @@ class _Scaled:
         return np.asarray(self._shades[where] * self._slope, np.float32)
 
 
-def _pydicom(path: Path) -> Any:
+def pydicom_for(path: Path) -> Any:
     try:
         import pydicom
     except ImportError as error:

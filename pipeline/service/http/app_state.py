@@ -14,6 +14,8 @@ from pipeline.service.audit import AuditLog
 from pipeline.service.http.proxies import Proxies
 from pipeline.service.http.sessions import Sessions
 from pipeline.service.http.tokens import Tokens
+from pipeline.service.http.viewing import Viewing
+from pipeline.service.job_process import JobProcesses
 from pipeline.service.roots import DataRoots
 from pipeline.service.runner import Runner
 from pipeline.service.settings import ServiceSettings
@@ -22,13 +24,15 @@ from pipeline.service.store import Store
 
 @dataclass(frozen=True, kw_only=True)
 class Service:
-    """The parts of a service. `workers` describes each worker; `ready` returns why no job can be accepted, if so."""
+    """The parts of a service. `workers` describes each worker; `ready` returns why no job can be accepted, if so; files
+    are looked at in `processes`."""
 
     settings: ServiceSettings
     store: Store
     runner: Runner
     roots: DataRoots
     previews: Path
+    processes: JobProcesses
     workers: Callable[[], list[dict[str, Any]]]
     ready: Callable[[], str | None]
     tokens: Callable[[], Tokens | None] = lambda: None
@@ -37,6 +41,7 @@ class Service:
     closing: threading.Event = field(default_factory=threading.Event)  # no job runs any more: streams end
     sessions: Sessions = field(init=False)
     proxies: Proxies = field(init=False)
+    viewing: Viewing = field(init=False, default_factory=Viewing)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "sessions", Sessions(self.store))

@@ -23,18 +23,19 @@ from pipeline import __version__
 from pipeline.api_models import SILENT_S, TERMINAL, State, WorkerView
 from pipeline.config import format_bytes
 from pipeline.engine.stages import STAGES
-from pipeline.errors import MillraceError
+from pipeline.errors import MillraceError, printable
 from pipeline.service.http.app_state import Service, ThisService
-from pipeline.service.http.data import list_files
+from pipeline.service.http.data.files import list_files
 from pipeline.service.http.identity import Audit, submitter_of, user_of, visible_job
 from pipeline.service.http.sessions import COOKIE
 from pipeline.service.http.tokens import User, digest_of
 from pipeline.service.http.views import progress_view
 from pipeline.service.jobs import ACTIVE
+from pipeline.service.roots import is_text
 from pipeline.service.store import JobFilter, StoredJob
 from pipeline.service.web.reference import marked, objects, operations
-from pipeline.service.web.values import FILTERS, facts_of, fields_of, percent, stages_of
-from pipeline.storage.objects import ObjectPath
+from pipeline.service.web.values import FILTERS, facts_of, fields_of, percent, stages_of, viewable
+from pipeline.storage.objects import ObjectPath, is_url
 from pipeline.workloads import workloads
 
 FOLDER = Path(__file__).parent
@@ -128,7 +129,8 @@ def show(service: ThisService, viewer: _Viewer, job: str) -> Response:
     receipt: Mapping[str, Any] = stored.receipt or {}
     progress = progress_view(stored, service.runner.under_way(job))
     stages = {stage.name: stage for stage in progress.stages or stages_of(receipt)}
-    has_preview = (service.previews / f"{stored.job.id}.png").is_file()
+    # Of jobs that ran together it is drawn when it is asked for.
+    has_preview = "together" in receipt or (service.previews / f"{stored.job.id}.png").is_file()
     drawing = stored.job.state is State.SUCCEEDED and time.time() - (stored.finished_at or 0.0) < DRAWING_S
     rates = {name: f"{format_bytes(stages[name].rate)}/s" if name in stages else "–" for name in ("read", "write")}
     return _page(
@@ -136,6 +138,7 @@ def show(service: ThisService, viewer: _Viewer, job: str) -> Response:
         stages=stages, stage_names=STAGES, rates=rates,
         summary={"facts": facts_of(receipt), "overlap": percent(receipt.get("overlap_efficiency"))},
         receipt=json.dumps(receipt, indent=2) if receipt else None, has_result=_has_result(service, stored),
+        viewed=_viewed(service, stored),
         may_change=viewer.is_operator or (viewer.role == "user" and viewer.name == stored.asked.owner),
         has_preview=has_preview, may_be_drawing=drawing and not has_preview, viewer=viewer, here="",
     )  # fmt: skip
@@ -175,6 +178,15 @@ def browse(
     return _page(
         "data.html", found=found, crumbs=crumbs, contains=contains.strip(), after=after, viewer=viewer, here="/data",
     )  # fmt: skip
+
+
+@_pages.get("/view")
+def view(
+    viewer: _Viewer, path: Annotated[list[Annotated[str, Query(max_length=4096)]], Query(min_length=1, max_length=2)]
+) -> Response:
+    folders = ["" if is_url(each) else each.rpartition("/")[0] for each in path]
+    names = [printable(each.rpartition("/")[2]) for each in path]
+    return _page("view.html", paths=path, folders=folders, names=names, viewer=viewer, here="")
 
 
 @_pages.get("/workers")
@@ -267,6 +279,18 @@ def _has_result(service: Service, stored: StoredJob) -> bool:
         return not isinstance(output, ObjectPath) and output.exists()
     except MillraceError:
         return False
+
+
+def _viewed(service: Service, stored: StoredJob) -> list[str]:
+    """The input and the result of a job that succeeded, as far as they can be looked at."""
+    if stored.job.state is not State.SUCCEEDED or not viewable(stored.asked.output):
+        return []
+    roots = service.roots.of(stored.asked.group)
+    try:
+        found = [roots.within(each) for each in (stored.asked.input, stored.asked.output)]
+    except MillraceError:
+        return []
+    return [str(each) for each in found if viewable(str(each)) and is_text(each)]
 
 
 def _is_own(path: str) -> bool:

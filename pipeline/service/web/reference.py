@@ -11,6 +11,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlencode
 
 from markupsafe import Markup, escape
 
@@ -129,7 +130,9 @@ def _kind(schema: Mapping[str, Any]) -> str:
 def _curl(document: Mapping[str, Any], path: str, method: str, operation: Mapping[str, Any]) -> str:
     """A command that makes the request, with only what it needs."""
     kinds = next(each.get("content", {}) for status, each in operation["responses"].items() if int(status) < 400)
-    parts = [f'curl "$MILLRACE_URL{path.replace("{job}", _JOB)}"']
+    needed = [each for each in operation.get("parameters", ()) if each["required"] and each["in"] == "query"]
+    query = urlencode({each["name"]: _example(document, each["schema"]) for each in needed})
+    parts = [f'curl "$MILLRACE_URL{path.replace("{job}", _JOB)}{"?" if query else ""}{query}"']
     if operation.get("security"):
         parts.append('-H "Authorization: Bearer $MILLRACE_TOKEN"')
     if "requestBody" in operation:

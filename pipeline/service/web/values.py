@@ -12,6 +12,7 @@ from pipeline.config import format_bytes, format_seconds, spellings
 from pipeline.engine.receipt import verified
 from pipeline.engine.stages import StageTotals
 from pipeline.errors import counted, printable
+from pipeline.formats.slices import SUFFIXES
 from pipeline.service.http.views import stage_views
 from pipeline.service.store import StoredJob
 from pipeline.workloads import workloads
@@ -19,7 +20,8 @@ from pipeline.workloads import workloads
 # Parameters that the form folds away, unless a similar job set them.
 RARE = frozenset(
     {
-        "chunks", "shards", "compression", "crop", "times", "mode", "cval", "truncate", "axes", "nan_policy", "nodata",
+        "chunks", "shards", "compression", "levels", "crop", "times", "mode", "cval", "truncate", "axes", "nan_policy",
+        "nodata",
         "accuracy", "boundary", "smear", "exclude_radius", "origin", "shape", "at", "temperature",
         "tolerance", "wavelet", "block", "basis", "gradient_delay", "matrix", "traj_units", "frame_step", "sorting",
         "view_sharing", "density", "calibration", "compress", "prewhiten", "field_map", "segments", "dwell",
@@ -41,6 +43,8 @@ def facts_of(receipt: Mapping[str, Any]) -> dict[str, str]:
     """The main facts of a receipt."""
     device, audit = receipt.get("device", {}), receipt.get("audit", {})
     found = {"Chunks": f"{receipt['chunks']:,}"} if "chunks" in receipt else {}
+    if receipt.get("together"):
+        found["Together with"] = counted(receipt["together"] - 1, "other job") + " of the array"
     if receipt.get("resumed_chunks"):
         found["Chunks"] += f", {receipt['resumed_chunks']:,} of them by an earlier run"
     if "wall_seconds" in receipt:
@@ -138,7 +142,7 @@ def amounts(stored: StoredJob) -> list[tuple[str, str]]:
 def _amounts(values: JobLimits | JobUse) -> str:
     said = []
     if (seconds := getattr(values, "time_s", None) or getattr(values, "seconds", None)) is not None:
-        said.append(format_seconds(seconds))
+        said.append(format_seconds(round(seconds, 2)))
     if values.memory_bytes is not None:
         said.append(f"{format_bytes(values.memory_bytes)} of memory")
     if values.gpu_memory_bytes is not None:
@@ -148,8 +152,13 @@ def _amounts(values: JobLimits | JobUse) -> str:
     return ", ".join(said)
 
 
+def viewable(name: str) -> bool:
+    """Whether a file of that name can be looked at, as far as its name says."""
+    return name.lower().endswith(SUFFIXES)
+
+
 FILTERS = {
     "amounts": amounts,
     "moment": moment, "iso": iso, "lasted": lasted, "share": share, "bytes": format_bytes,
-    "printable": printable, "further_facts": further_facts,
+    "printable": printable, "further_facts": further_facts, "viewable": viewable,
 }  # fmt: skip

@@ -28,7 +28,7 @@ class StorageParameters(Parameters):
     levels: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
         "auto",
         description="levels of the output's pyramid, the image included; auto: as many as viewers need, if the input "
-        "has several, or more than 4096 rows or columns",
+        "has several, or if Zarr or tiled TIFF has more than 4096 rows or columns",
         json_schema_extra={"unit": "auto|N"},
     )
 

@@ -65,5 +65,5 @@ def sides_of(asked: Any, axes: int) -> tuple[int, ...]:
 
 def refused(error: ValueError) -> InputError:
     """The mistake that a kernel found in the samples of a block."""
-    way_out = "; mend them, or choose another --nan-policy" if "NaN" in str(error) else ""
+    way_out = "; replace them, or choose another --nan-policy" if "NaN" in str(error) else ""
     return InputError(f"{error}{way_out}")

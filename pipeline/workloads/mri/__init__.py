@@ -35,9 +35,10 @@ from pipeline.workloads.gang_protocols import Alone, Peers, Rank
 from pipeline.workloads.mri.audit import SAMPLES, MriAudit
 from pipeline.workloads.mri.images import Image, ImageSource, Trajectory, groups_of
 from pipeline.workloads.mri.parameters import MriParameters
+from pipeline.workloads.mri.preview import Plane
 from pipeline.workloads.mri.reconstruction import Reconstructed, Reconstruction, sample_times, threads_for
 from pipeline.workloads.mri.regularized import regularized
-from pipeline.workloads.mri.series import misplaced, packed, series_header, shades, unpacked
+from pipeline.workloads.mri.series import misplaced, series_header
 from pipeline.workloads.mri.subspace import SubspaceReconstruction, read_basis
 from pipeline.workloads.mri.volume import VolumeReconstruction, maps_bytes, samples_bytes
 from pipeline.workloads.paths import refuse_same_file, version_of
@@ -109,7 +110,7 @@ class MriJob:
         # By chunk, between two stages: data that no slot holds.
         self._trajectories: dict[int, list[Trajectory]] = {}
         self._checked: dict[int, dict[str, Any]] = {}
-        self._shown: NDArray[np.uint8] | None = None
+        self._shown: Plane | None = None
         self._latest = ""
         self._iterates: IterateStore | None = None
         self._host_bytes = 0  # for maps that do not fit the GPU
@@ -349,9 +350,9 @@ class MriJob:
         series = [each.reshape(self._source.grid.shape[::-1]).T for each in pixels]
         note = self._audit.note(chunk.index, series, checked.pop("points"), transformed, residuals, **checked)
         if chunk.index == self._preview_chunk():
-            self._shown = shades(np.abs(pixels[0, pixels.shape[1] // 2]))
+            self._shown = Plane.of(pixels[0, pixels.shape[1] // 2])
             if self._in_parts:  # recomputing it takes too long
-                note = {**note, "preview": packed(self._shown)}
+                note = {**note, "preview": self._shown.packed()}
         if note["residual"] is not None:
             self._report(chunk.index, note)
             metrics.solver_iterations.labels(Mri.name).inc(note["iterations"])
@@ -363,7 +364,7 @@ class MriJob:
     def add_note(self, chunk: int, note: Any) -> None:
         self._audit.add_note(chunk, note)
         if "preview" in note:
-            self._shown = unpacked(note["preview"])
+            self._shown = Plane.unpacked(note["preview"])
         if note["residual"] is not None:
             self._report(chunk, note)
 
@@ -473,9 +474,10 @@ class MriJob:
         return next(n for n, (image, *_) in enumerate(self._groups) if image.slice == middle and image.time == 0)
 
     def write_preview(self, preview: Path) -> None:
-        write_pixels(preview, self._shown if self._shown is not None else self._computed_plane())
+        shown = self._shown if self._shown is not None else self._computed_plane()
+        write_pixels(preview, shown.drawn(self.header, is_placed=bool(self._source.header.placements)))
 
-    def _computed_plane(self) -> NDArray[np.uint8]:
+    def _computed_plane(self) -> Plane:
         """Recomputed on the CPU, if another process or an earlier run wrote it."""
         self._source = ImageSource(self.spec.input, self.parameters)  # `close` has closed it
         try:
@@ -487,7 +489,7 @@ class MriJob:
             self.compute(chunk, inputs, outputs, None)
         finally:
             self._source.close()
-        return shades(np.abs(outputs[0][0, outputs[0].shape[1] // 2]))
+        return Plane.of(outputs[0][0, outputs[0].shape[1] // 2])
 
 
 def _delays(matrix: NDArray[np.float64], error: float | None) -> dict[str, float]:

@@ -87,7 +87,7 @@ def _units(parameters: MriParameters, header: KSpaceHeader, reach: float, path: 
     if given is None:
         raise ParameterError(
             f"{_OPTION}: {path} states no units for its trajectory, which reaches {reach:.4g}: that suggests "
-            f"{_suggested(reach)}; say which: cycles/pixel, cycles/fov or radians/pixel"
+            f"{_suggested(reach)}; pass one of cycles/pixel, cycles/fov or radians/pixel"
         )
     return given
 

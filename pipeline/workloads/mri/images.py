@@ -357,7 +357,7 @@ def _weights(given: NDArray[Any], what: str, where: str) -> NDArray[np.float32]:
         weights = np.ascontiguousarray(given, np.float32).reshape(-1)
     if not np.isfinite(weights).all() or (weights < 0).any() or not (weights > 0).any():
         raise InputError(
-            f"{what}: weights must be finite and at least 0, and some above 0, which those of {where} are not; mend "
+            f"{what}: weights must be finite and at least 0, and some above 0, which those of {where} are not; correct "
             "them, or choose pipe-menon"
         )
     return weights

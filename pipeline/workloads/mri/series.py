@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-import base64
-import zlib
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.errors import StorageError
 from pipeline.formats.kspace.base import KSpaceHeader, Placement
 from pipeline.formats.series.base import SeriesHeader
-from pipeline.formats.series.png import BRIGHTEST
 from pipeline.workloads.mri.images import ImageSource
 from pipeline.workloads.mri.parameters import MriParameters
 
@@ -92,27 +85,3 @@ def misplaced(source: ImageSource) -> str:
     if np.abs(positions - line).max() > _UNEVEN_MM or np.abs(directions - directions[0]).max() > 1e-3:
         return "not evenly apart: the affine is a mean one"
     return ""
-
-
-_WIDEST = 512  # pixels of a plane that is sent between processes
-
-
-def shades(plane: NDArray[Any]) -> NDArray[np.uint8]:
-    """Magnitudes (y, x) as grey values; the brightest few saturate."""
-    brightest = float(np.percentile(plane, BRIGHTEST)) or float(plane.max()) or 1.0
-    return np.rint(np.clip(plane / brightest, 0, 1) * 255).astype(np.uint8)
-
-
-def packed(pixels: NDArray[np.uint8]) -> dict[str, Any]:
-    """Ready for JSON; wide planes are subsampled."""
-    step = -(-max(pixels.shape) // _WIDEST)
-    thinned = np.ascontiguousarray(pixels[::step, ::step])
-    return {"shape": list(thinned.shape), "zlib": base64.b64encode(zlib.compress(thinned.tobytes())).decode()}
-
-
-def unpacked(found: Mapping[str, Any]) -> NDArray[np.uint8]:
-    """Raises StorageError if it is damaged."""
-    try:
-        return np.frombuffer(zlib.decompress(base64.b64decode(found["zlib"])), np.uint8).reshape(found["shape"])
-    except (KeyError, TypeError, ValueError, zlib.error) as error:
-        raise StorageError(f"the preview that another process made is damaged: {error}") from error

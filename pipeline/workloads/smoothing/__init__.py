@@ -111,7 +111,7 @@ class SmoothingJob:
         given, asked, dtype = self.parameters.nodata, self.parameters, self.header.dtype
         if given is not None and not holds(dtype, given):
             raise ParameterError(f"--nodata {given:g}: {self.spec.input} is {dtype.name}, which cannot have it")
-        nodata = nodata_of(self.header) if given is None else given
+        nodata = nodata_of(self.header.metadata, self.header.dtype) if given is None else given
         cannot = any(asked.order or ()) or asked.nan_policy == "raise" or math.isnan(asked.cval)
         if nodata is None or cannot:
             return None
@@ -128,7 +128,7 @@ class SmoothingJob:
     def _nodata_remark(self) -> dict[str, str]:
         if self._nodata is not None:
             return {"nodata": f"{self._nodata:g}, left out"}
-        declared = nodata_of(self.header)
+        declared = nodata_of(self.header.metadata, self.header.dtype)
         return {} if declared is None else {"nodata": f"{declared:g}, smoothed like any other value"}
 
     @property
@@ -268,7 +268,7 @@ class SmoothingJob:
                 gaussian(samples, self._values("sigma"), truncate=self._truncate, radius=radius, **options)
         except ValueError as error:
             where = f"samples {chunk.region.start} to {chunk.region.stop}"
-            way_out = "mend them, or choose another --nan-policy"
+            way_out = "replace them, or choose another --nan-policy"
             raise InputError(f"{self.spec.input}, among {where}: {error}; {way_out}") from error
         if is_narrower:
             narrow(options["out"], out, nodata=self._missing_integer)

@@ -15,6 +15,7 @@ from pipeline.service.http.app_state import Service
 from pipeline.service.roots import DataRoots
 from pipeline.service.settings import ServiceSettings
 from pipeline.service.store import Store
+from tests.pipeline.service.calls import Processes
 
 LOCAL = "http://127.0.0.1:8765"
 
@@ -54,7 +55,7 @@ def world(tmp_path):
     store, runner = Store(tmp_path / "state" / "jobs.sqlite"), Runner()
     made = SimpleNamespace(
         store=store, runner=runner, data=data, previews=tmp_path / "previews", missing=None, audit=None,
-        stopping=threading.Event(), closing=threading.Event(),
+        stopping=threading.Event(), closing=threading.Event(), processes=Processes(),
     )  # fmt: skip
     made.previews.mkdir()
 
@@ -64,7 +65,7 @@ def world(tmp_path):
         roots = DataRoots([data], but=tmp_path / "state", groups=wanted.group_roots)
         service = Service(
             settings=wanted, store=store, runner=runner, roots=roots,
-            previews=made.previews, workers=lambda: [{"name": "cpu"}],
+            previews=made.previews, processes=made.processes, workers=lambda: [{"name": "cpu"}],
             ready=lambda: made.missing, tokens=lambda: tokens, stopping=made.stopping, closing=made.closing,
             audit=made.audit,
         )  # fmt: skip

@@ -20,6 +20,7 @@ from pipeline.service.runner import Limits, Runner
 from pipeline.service.settings import ServiceSettings
 from pipeline.service.store import Store
 from tests.images import write_image
+from tests.pipeline.service.calls import Processes
 
 WAIT_S = 60.0
 
@@ -39,8 +40,8 @@ def live_service(folder, *, tokens=None, target_bytes=30_000, stream=stream_on_d
     runner = Runner(store, Executor(device=device, stream=stream), roots, Limits(jobs_at_once=1), previews=previews)
     service = Service(
         settings=ServiceSettings(state_dir=folder / "state", data_roots=[data]), store=store, runner=runner,
-        roots=roots, previews=previews, workers=lambda: [dict(device.describe())], ready=lambda: None,
-        tokens=lambda: tokens,
+        roots=roots, previews=previews, processes=Processes(), ready=lambda: None,
+        workers=lambda: [dict(device.describe())], tokens=lambda: tokens,
     )  # fmt: skip
     server = uvicorn.Server(
         uvicorn.Config(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import signal
 import threading
@@ -25,8 +26,9 @@ from pipeline.engine.stages import StageRecord
 from pipeline.errors import AuditError, InputError
 from pipeline.service import job_process
 from pipeline.service.job_process import JobProcesses, ProcessDied
+from pipeline.service.jobs import CancelRequested
 from pipeline.service.roots import DataRoots
-from pipeline.service.runner import Limits, Runner
+from pipeline.service.runner import PATIENCE_S, Limits, Runner
 from pipeline.service.store import NewJob, Store
 from pipeline.workloads import JobSpec, workload_named
 from pipeline.workloads.gang_protocols import SharedJob
@@ -296,9 +298,9 @@ def start(tmp_path, store):
         assert runner.drain(WAIT_S)
 
 
-def submit(store, folder, output="out.npy"):
+def submit(store, folder, output="out.npy", owner="ada"):
     asked = NewJob(
-        owner="ada", workload="smooth", input=str(folder / "in.npy"), output=str(folder / output), parameters={}
+        owner=owner, workload="smooth", input=str(folder / "in.npy"), output=str(folder / output), parameters={}
     )
     return store.accept([asked], now=time.time())[0]
 
@@ -385,6 +387,110 @@ def test_a_suspect_is_alone_until_it_makes_progress(tmp_path, store, start, monk
     may_go_on.set()
     found = wait(store, suspect)
     assert (found.state, found.deaths) == (State.SUCCEEDED, 0)
+
+
+class NeverThere:
+    """Received in another process, it keeps that process busy for ages, with the interpreter's lock held."""
+
+    def __reduce__(self):
+        return re.fullmatch, ("(a+)+b", "a" * 60)
+
+
+class Slow(JobProcesses):
+    """Processes that open jobs whose outputs are called endless… without end, and those called late… once they may."""
+
+    def __init__(self):
+        super().__init__(LIMIT_BYTES)
+        self.stopped = {}
+
+    def lease(self, check):
+        lease = super().lease(check)
+        open_job = lease.open
+
+        def open_slowly(spec, **how):
+            if spec.output.name.startswith("late"):
+                os.kill(pid(lease), signal.SIGSTOP)
+                self.stopped[spec.output.name] = pid(lease)
+            return open_job(NeverThere() if spec.output.name.startswith("endless") else spec, **how)
+
+        lease.open = open_slowly
+        return lease
+
+
+@pytest.fixture
+def slow(monkeypatch):
+    monkeypatch.setattr("pipeline.service.runner.POLL_S", 0.01)
+    monkeypatch.setattr("pipeline.service.run.PLACE_S", 0.01)
+    start_fork_server()
+    made = Slow()
+    yield made
+    made.close()
+
+
+def until(there):
+    end = time.monotonic() + WAIT_S
+    while not there():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def begun_earlier(runner, job):
+    """The run of a job, which has been planned for a while."""
+    until(lambda: job in runner._runs)
+    run = runner._runs[job]
+    run.started -= PATIENCE_S + 1
+    return run
+
+
+def test_files_that_are_planned_without_end_hold_up_nobody_else(tmp_path, store, start, slow):
+    image(tmp_path / "in.npy")
+    first, second = (submit(store, tmp_path, f"endless-{n}.npy", owner="eve") for n in range(2))
+    other = submit(store, tmp_path)
+    runner = start(processes=slow, stream=in_segments)
+    begun_earlier(runner, first)
+    assert wait(store, other).state is State.SUCCEEDED
+    assert store.job(first).job.state is State.PLANNING
+    assert store.job(second).job.state is State.QUEUED, "its owner has as many slow jobs as may run at once"
+    slow_process = runner._runs[first]._lease._process._process
+    assert slow_process.exitcode is None
+    runner._runs[first].planning_s = 0.0
+    found = wait(store, first)
+    assert found.state is State.FAILED
+    assert found.attempts == 1
+    assert found.error.startswith(f"{tmp_path / 'in.npy'}: opening it and planning the job take more than ")
+    assert "\n" not in found.error
+    assert slow_process.exitcode == -signal.SIGKILL
+    until(lambda: store.job(second).job.state is State.PLANNING)
+    store.apply(second, CancelRequested(), now=time.time())
+    runner._runs[second].stopping.set()
+    until(lambda: store.job(second).job.state is State.CANCELLED)
+
+
+def test_a_job_that_is_planned_slowly_runs_once_there_is_a_place_again(tmp_path, store, start, slow):
+    image(tmp_path / "in.npy")
+    go, at_work = threading.Event(), []
+
+    def stream(job, plan, ledger, events):
+        at_work.append(job.spec.output.name)
+        assert go.wait(WAIT_S)
+        record = in_segments(job, plan, ledger, events)
+        at_work.append(job.spec.output.name)
+        return record
+
+    late, other = submit(store, tmp_path, "late.npy"), submit(store, tmp_path, owner="bob")
+    third = submit(store, tmp_path, "third.npy", owner="bob")
+    runner = start(processes=slow, stream=stream)
+    run = begun_earlier(runner, late)
+    until(lambda: at_work == ["out.npy"])
+    os.kill(slow.stopped["late.npy"], signal.SIGCONT)
+    until(lambda: any("waits for a place" in event.message for event in store.events(late)))
+    assert store.job(late).job.state is State.PLANNING
+    assert not runner._may_claim()
+    before = run.started
+    go.set()
+    assert [wait(store, job).state for job in (late, other, third)] == [State.SUCCEEDED] * 3
+    assert at_work == ["out.npy"] * 2 + ["late.npy"] * 2 + ["third.npy"] * 2, "one at a time, the one that waited first"
+    assert run.started > before, "the wait is not its time"
 
 
 def test_two_threads_may_end_a_process_while_a_third_waits_for_its_answer(monkeypatch):

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import httpx2 as httpx
+import imagecodecs
 import numpy as np
 import pytest
 
@@ -118,6 +119,10 @@ def test_a_job_reads_and_writes_objects(s3, tmp_path):
         answer = httpx.get(f"{url}/v1/jobs/{job.id}/result")
         assert (answer.status_code, str(output) in answer.text) == (409, True)
         assert httpx.get(f"{url}/jobs/{job.id}").status_code == 200
+        picture = httpx.get(f"{url}/v1/images/slice", params={"path": str(output), "low": 0, "high": 65535})
+        assert "etag" not in picture.headers
+        shades = imagecodecs.png_decode(picture.content)
+        np.testing.assert_allclose(shades, box(samples, 5) / 257, rtol=0, atol=0.5 + 1e-6)
         again = client.submit("smooth", source, output, size="3").wait()
         assert again.state == "failed"
         assert "objects are not replaced" in again.error

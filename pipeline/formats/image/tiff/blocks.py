@@ -292,7 +292,12 @@ def _decoders(path: Path, encoded: dict[tuple[object, ...], Page]) -> dict[tuple
     silence_loggers()
     try:
         with by_descriptor(path) as here, tifffile.TiffFile(here, _multifile=False) as tiff:
-            return {coding: tiff.pages[page.index].decode for coding, page in encoded.items()}
+            pages = {coding: tiff.pages[page.index] for coding, page in encoded.items()}
+            levels = {coding: encoded[coding].sub_ifd for coding in encoded}
+            return {
+                coding: (page if levels[coding] is None else page.pages[levels[coding]]).decode
+                for coding, page in pages.items()
+            }
     except MemoryError:
         raise
     except Exception as exc:

@@ -142,14 +142,14 @@ class Directory:
         self.encoding = encoding
         self.index = index
         self._entries = entries
-        self._sub_ifd = sub_ifd
+        self.sub_ifd = sub_ifd
 
     def __contains__(self, tag: Tag) -> bool:
         return tag in self._entries
 
     def fault(self, tag: Tag, what: str) -> InputError:
         """An error that names the file, the page and the tag; `what` ends with what to do."""
-        page = f"page {self.index}" if self._sub_ifd is None else f"page {self.index}, SubIFD {self._sub_ifd}"
+        page = f"page {self.index}" if self.sub_ifd is None else f"page {self.index}, SubIFD {self.sub_ifd}"
         return InputError(f"{self.file.path}: {page}, tag {tag.title}: {what}")
 
     def number(self, tag: Tag, default: int | None = None) -> int:

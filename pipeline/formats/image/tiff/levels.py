@@ -1,6 +1,6 @@
 """The levels of a TIFF's pyramid: SubIFDs of each page, or smaller copies that follow the page in the chain.
 
-Samples of levels are not read. Sources: OME-TIFF specification 6.0 (SubIFDs); GDAL's GTiff driver (overviews).
+Sources: OME-TIFF specification 6.0 (SubIFDs); GDAL's GTiff driver (overviews).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 
 from pipeline.errors import InputError
 from pipeline.formats.image.tiff.ifd import Directory, Tag
-from pipeline.formats.image.tiff.page import Page, is_beside_the_image, is_smaller_copy, samples_of
+from pipeline.formats.image.tiff.page import Page, is_beside_the_image, is_smaller_copy, read_page, samples_of
 
 
 def count_levels(chain: Sequence[Directory], kept: Sequence[Directory], first: Page) -> int:
@@ -28,16 +28,43 @@ def count_levels(chain: Sequence[Directory], kept: Sequence[Directory], first: P
     """
     if is_beside_the_image(kept[0]):  # there is no other
         return 1
-    levels = _in_sub_ifds(kept, first)
-    return levels if levels > 1 else _in_chain(chain[first.index + 1 :], first)
+    found = _in_sub_ifds(kept[0], first)
+    for page in kept[1:] if found else ():
+        if page.count(Tag.SUB_IFDS) != kept[0].count(Tag.SUB_IFDS):
+            raise page.fault(
+                Tag.SUB_IFDS,
+                f"has {page.count(Tag.SUB_IFDS)}, but page {first.index} has {kept[0].count(Tag.SUB_IFDS)}: a pyramid "
+                "must have as many levels on every page; export the file again",
+            )
+    return 1 + len(found or _in_chain(chain[first.index + 1 :], first))
 
 
-def _in_sub_ifds(kept: Sequence[Directory], first: Page) -> int:
-    before, levels = first.shape, 1
-    for directory in kept[0].sub_ifds():
+def level_pages(chain: Sequence[Directory], pages: Sequence[Page], level: int) -> tuple[Page, ...]:
+    """The pages of a level, 1 or more, for those of the image. InputError if they differ, or one is missing."""
+    first, found = pages[0], []
+    for page in pages:
+        smaller = _in_sub_ifds(chain[page.index], first) or _in_chain(chain[page.index + 1 :], first)
+        if len(smaller) < level:
+            raise InputError(
+                f"{chain[0].file.path}: page {page.index} lacks level {level} of its pyramid; export the file again"
+            )
+        found.append(read_page(smaller[level - 1]))
+        if found[-1].shape != found[0].shape:
+            shapes = [brief(each.shape, page.dtype) for each in (found[-1], found[0])]
+            raise InputError(
+                f"{chain[0].file.path}: level {level} of page {page.index} is {shapes[0]}, but that of page "
+                f"{first.index} is {shapes[1]}; export the file again"
+            )
+    return tuple(found)
+
+
+def _in_sub_ifds(page: Directory, first: Page) -> list[Directory]:
+    before, levels = first.shape, []
+    for directory in page.sub_ifds():
         size = _size_of(directory, first)
         if size is not None and _fits(size, before):
-            before, levels = size, levels + 1
+            before = size
+            levels.append(directory)
         elif is_smaller_copy(directory):
             shape, dtype = samples_of(directory)
             raise directory.fault(
@@ -45,19 +72,12 @@ def _in_sub_ifds(kept: Sequence[Directory], first: Page) -> int:
                 f"declares a level of the pyramid, but it is {brief(shape, dtype)} after one of "
                 f"{brief(before, first.dtype)}; export the file again",
             )
-    for page in kept[1:] if levels > 1 else ():
-        if page.count(Tag.SUB_IFDS) != kept[0].count(Tag.SUB_IFDS):
-            raise page.fault(
-                Tag.SUB_IFDS,
-                f"has {page.count(Tag.SUB_IFDS)}, but page {first.index} has {kept[0].count(Tag.SUB_IFDS)}: a pyramid "
-                "must have as many levels on every page; export the file again",
-            )
     return levels
 
 
-def _in_chain(following: Sequence[Directory], first: Page) -> int:
-    """Levels among the pages between the first and the second of the image; other samples are those of thumbnails."""
-    before, levels = first.shape, 1
+def _in_chain(following: Sequence[Directory], first: Page) -> list[Directory]:
+    """Levels among the pages between one and the next of the image; other samples are those of thumbnails."""
+    before, levels = first.shape, []
     for directory in itertools.takewhile(is_beside_the_image, following):
         if not is_smaller_copy(directory):
             continue
@@ -71,7 +91,8 @@ def _in_chain(following: Sequence[Directory], first: Page) -> int:
                 f"{brief(first.shape, first.dtype)}; export the file again",
             )
         if _fits(shape, before):
-            before, levels = shape, levels + 1
+            before = shape
+            levels.append(directory)
     return levels
 
 

@@ -67,6 +67,7 @@ class Page:
     separate           : every sample has its own strips or tiles (PlanarConfiguration 2)
     block              : rows and columns of a strip (then as wide as the image) or tile
     offsets, byte_counts : of every strip or tile, (planes, down, across); both 0: not stored, all samples zero
+    sub_ifd            : number of the SubIFD of page `index` that this is, if it is one
     """
 
     index: int
@@ -82,6 +83,7 @@ class Page:
     fill_order: int
     photometric: int
     jpeg_tables: bytes | None
+    sub_ifd: int | None = None
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -181,6 +183,7 @@ def read_page(directory: Directory) -> Page:
         fill_order=directory.number(Tag.FILL_ORDER, 1),
         photometric=_photometric(directory, compression, samples),
         jpeg_tables=(directory.blob(Tag.JPEG_TABLES) or None) if compression in _LOSSY_IMAGE_CODECS else None,
+        sub_ifd=directory.sub_ifd,
     )
     return _with_segments(directory, page)
 

@@ -21,7 +21,7 @@ from pipeline.formats.image.tiff.blocks import DecodedBlocks, Span
 from pipeline.formats.image.tiff.described import described
 from pipeline.formats.image.tiff.ifd import read_directories
 from pipeline.formats.image.tiff.page import Page
-from pipeline.formats.image.tiff.stack import Stack, arrange
+from pipeline.formats.image.tiff.stack import Stack, arrange, at_level
 from pipeline.storage.object_file import opened_to_read
 
 _Block = tuple[Part, Part]  # what a region has of a strip or tile, along rows and columns
@@ -51,12 +51,16 @@ class _Piece:
 class TiffReader(ImageReader):
     """A TIFF or BigTIFF: one image, or pages of one shape and dtype along T, C and Z."""
 
-    def __init__(self, path: Path) -> None:
-        """InputError if a tag is wrong, a page differs, or the samples are of an unsupported kind."""
+    def __init__(self, path: Path, level: int = 0) -> None:
+        """`level`: of the pyramid. InputError if a tag is wrong, a page differs, or the samples are of an unsupported
+        kind."""
         self.path = path
         self._file = opened_to_read(path)
         try:
-            self._stack = arrange(read_directories(self._file))
+            directories = read_directories(self._file)
+            self._stack = arrange(directories)
+            if level:
+                self._stack = at_level(directories, self._stack, level)
             self._blocks = DecodedBlocks(self._file, self._stack.pages)
             first = self._stack.pages[0]
             metadata, calibration, notes = described(self._stack)
@@ -99,6 +103,10 @@ class TiffReader(ImageReader):
                 read_plane(plane)
         else:
             for_each(read_plane, stacked, pages[0].block_bytes)
+
+    def at_level(self, level: int) -> ImageReader:
+        """Its header has the level's shape, and the whole image's calibration."""
+        return TiffReader(self.path, level)
 
     def expect(self, spans: Sequence[Sequence[tuple[int, int]]]) -> None:
         planes = np.ones((), np.int64)

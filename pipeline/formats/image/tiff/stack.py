@@ -21,7 +21,7 @@ from pipeline.errors import InputError, counted
 from pipeline.formats.image.base import AXES
 from pipeline.formats.image.metadata.notes import text_of
 from pipeline.formats.image.tiff.ifd import MAX_PAGES, Directory, Tag
-from pipeline.formats.image.tiff.levels import brief, count_levels
+from pipeline.formats.image.tiff.levels import brief, count_levels, level_pages
 from pipeline.formats.image.tiff.page import Page, is_beside_the_image, read_page
 
 
@@ -56,7 +56,7 @@ class _Declared:
 
 def arrange(directories: Sequence[Directory]) -> Stack:
     """Read every page and order them. InputError if pages differ, or have other axes than T, C and Z."""
-    # Smaller copies and masks are no pages of the image; newer files keep them in SubIFDs, which are not in the chain.
+    # Smaller copies and masks do not count as pages; newer files keep them in SubIFDs, outside the chain.
     kept = [directory for directory in directories if not is_beside_the_image(directory)] or list(directories)
     pages = [read_page(directory) for directory in kept]
     first, path = pages[0], kept[0].file.path
@@ -82,7 +82,7 @@ def arrange(directories: Sequence[Directory]) -> Stack:
         _refuse_mixed_sizes(kept)
     count = math.prod(declared.sizes)
     if len(pages) == 1 < count:
-        pages = _beyond_the_first(kept[0], first, declared, count)
+        pages, levels = _beyond_the_first(kept[0], first, declared, count), 1  # at most of the first plane
     if len(pages) != count:
         raise InputError(
             f"{path}: its {declared.by} description declares {counted(count, 'plane')}, but the file has "
@@ -90,6 +90,14 @@ def arrange(directories: Sequence[Directory]) -> Stack:
             f"{_perhaps_turned(len(pages), first, count)}"
         )
     return replace(_ordered(kept[0], pages, declared), levels=levels)
+
+
+def at_level(directories: Sequence[Directory], stack: Stack, level: int) -> Stack:
+    """A level of an arranged pyramid, 1 or more. InputError if the pages of the image differ there."""
+    pages = level_pages(directories, stack.pages, level)
+    sizes = dict(zip("YX", pages[0].shape, strict=False))
+    shape = tuple(sizes.get(letter, n) for letter, n in zip(stack.axes, stack.shape, strict=True))
+    return replace(stack, pages=pages, shape=shape)
 
 
 def _refuse_mixed_sizes(directories: Sequence[Directory]) -> None:

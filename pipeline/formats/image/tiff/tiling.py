@@ -15,7 +15,7 @@ from pipeline.formats.image.base import ImageHeader
 # By name: the scheme, imagecodecs' encoder and its level, and by how much it may at most enlarge, in 256ths.
 _SCHEMES: dict[str, tuple[int, str, int | None, int]] = {
     "none": (1, "none", None, 0),
-    "deflate": (8, "deflate", 3, 4),
+    "deflate": (8, "deflate", 1, 4),
     "lzw": (5, "lzw", None, 136),  # codes of 12 bits
     "zstd": (50000, "zstd", 1, 4),
 }

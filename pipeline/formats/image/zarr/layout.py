@@ -52,8 +52,10 @@ class Layout:
 
 
 def find_array(node: Any, path: Path, level: int = 0) -> tuple[Any, Layout]:
-    """The image's array within an opened node (zarr's or that of `nodes`), or that of a further level of its pyramid,
-    and its layout. InputError unless one."""
+    """The image's array within an opened node (zarr's or that of `nodes`), and its layout. InputError unless one.
+
+    level : of the pyramid, if there is one
+    """
     if hasattr(node, "chunks"):  # an array
         return node, _plain_layout(node, path)
     attributes = node.attrs.asdict()
@@ -79,7 +81,7 @@ def _multiscale_image(
     """A level of the first (by the specification: the default) multiscale image."""
     try:
         image = multiscales[0]
-        level, *smaller = image["datasets"][number:]
+        level, *smaller = image["datasets"]
         array = node[str(level["path"])]
         axes = [axis if isinstance(axis, str) else axis["name"] for axis in image.get("axes", "tczyx")]
     except (LookupError, TypeError, AttributeError) as exc:
@@ -94,7 +96,8 @@ def _multiscale_image(
     found = _layout(letters, array.shape, path)
     calibration = from_multiscales(image, level, omero, letters, array.shape)
     metadata = {key: ome[key] for key in ("omero", LABELS) if isinstance(ome.get(key), Mapping)}
-    return array, replace(found, calibration=calibration, metadata=metadata, levels=1 + len(smaller))
+    layout = replace(found, calibration=calibration, metadata=metadata, levels=1 + len(smaller))
+    return (node[str(smaller[number - 1]["path"])] if number else array), layout
 
 
 def _check_levels(node: Any, array: Any, smaller: Any, path: Path) -> None:

@@ -52,7 +52,8 @@ class ZarrReader(ImageReader):
     """Decodes the chunks that a region touches; missing ones are read as the fill value."""
 
     def __init__(self, path: Path, level: int = 0) -> None:
-        """InputError if the metadata is damaged, offers no single image, or needs a codec that is not installed."""
+        """`level`: of the pyramid. InputError if the metadata is damaged, offers no single image, or needs a codec that
+        is not installed."""
         self.path = path
         self._array, self._layout = _open(path, level)
         dtype = np.dtype(self._array.dtype).newbyteorder("=")
@@ -86,7 +87,8 @@ class ZarrReader(ImageReader):
         self._waits = isinstance(path, ObjectPath)
         self._is_raw = stored is not None and stored.codec.is_raw
 
-    def at_level(self, level: int) -> ZarrReader:
+    def at_level(self, level: int) -> ImageReader:
+        """Its header has the level's shape, and the whole image's calibration."""
         return ZarrReader(self.path, level)
 
     def read(self, region: Region, out: NDArray[Any]) -> None:

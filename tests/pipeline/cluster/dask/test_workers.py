@@ -136,7 +136,7 @@ def test_a_scheduler_that_goes_away_leaves_a_job_to_resume(folder, scheduler, mi
         _, err = command.communicate(timeout=60)
     assert command.returncode == 1
     assert err.startswith(f"millrace: the scheduler {address} went away: see its log, and start it again; ")
-    assert err.endswith("chunks kept: go on with --resume\n")
+    assert err.endswith("chunks kept: continue with --resume\n")
     code, _, err = millrace(*smooth("out.npy", "--resume"))
     assert (code, err) == (0, "")
     np.testing.assert_array_equal(read_image(folder / "out.npy"), expected(folder))
@@ -197,7 +197,7 @@ def test_stopping_ends_every_worker(folder):
         _, err = process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGTERM
     assert "stopped by SIGTERM; nothing was published; " in err
-    assert "go on with --resume" in err
+    assert "continue with --resume" in err
     assert not any(worker.is_running() for worker in workers)
 
 

@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from pipeline.errors import InputError, OutputError, ParameterError
+from pipeline.formats.image import open_image
 from pipeline.formats.image.base import ImageHeader, Region, Storage
 from pipeline.formats.image.metadata.geotiff import NODATA, GeoTags
 from pipeline.formats.image.tiff import Tiff
@@ -43,6 +45,16 @@ def levels_by_tifffile(path: Path) -> list[NDArray[Any]]:
     with tifffile.TiffFile(path) as file:
         assert len(file.series) == 1
         return [level.asarray() for level in file.series[0].levels]
+
+
+def levels_by_us(path: Path) -> list[NDArray[Any]]:
+    with open_image(path) as reader:
+        found = []
+        for level in range(reader.header.levels):
+            with reader.at_level(level) if level else nullcontext(reader) as smaller:
+                found.append(np.empty(smaller.header.shape, smaller.header.dtype))
+                smaller.read(Region.whole(found[-1].shape), found[-1])
+        return found
 
 
 def assert_levels(found: Sequence[NDArray[Any]], image: NDArray[Any], header: ImageHeader, levels: int) -> None:
@@ -84,6 +96,7 @@ def test_every_level_is_the_definition_of_the_result(
     writer.publish()
     assert [entry.name for entry in path.parent.iterdir()] == [name]
     assert_levels(levels_by_tifffile(path), image, header, levels)
+    assert_levels(levels_by_us(path), image, header, levels)
     assert_same_bits(read_whole(form, path), image)
     with form.open(path) as reader:
         assert reader.header.levels == levels
@@ -305,6 +318,37 @@ class TestReading:
             InputError, match="page 0, tag SubIFDs: directory 0 lies at byte 2,147,483,648, but the file"
         ):
             Tiff().open(path)
+
+
+@pytest.mark.parametrize("compression", ["jpeg", "packbits", "lzw", "zlib", None])
+@pytest.mark.parametrize("in_chain", [True, False])
+def test_levels_of_other_programs_are_read_whatever_their_codec(
+    tmp_path: Path, compression: str | None, in_chain: bool
+) -> None:
+    planes = np.random.default_rng(3).integers(0, 256, (1 if in_chain else 3, 67, 83), np.uint8)
+    options: dict[str, Any] = {"compression": compression, "tile": (16, 16), "metadata": None, "photometric": 1}
+    with tifffile.TiffWriter(tmp_path / "a.tif") as file:
+        for plane in planes:
+            file.write(plane, **options, subifds=None if in_chain else 2)
+            for step in (2, 4):
+                file.write(plane[::step, ::step], **options, subfiletype=1)
+    with tifffile.TiffFile(tmp_path / "a.tif") as file:
+        for level, found in enumerate(levels_by_us(tmp_path / "a.tif")):
+            for plane, page in enumerate([file.pages[0]] if in_chain else file.pages):
+                chosen = page if level == 0 else file.pages[level] if in_chain else page.pages[level - 1]
+                assert_same_bits(found.reshape(-1, *found.shape[-2:])[plane], chosen.asarray())
+    assert len(levels_by_us(tmp_path / "a.tif")) == 3
+
+
+def test_levels_that_differ_between_pages_are_refused(tmp_path: Path) -> None:
+    with tifffile.TiffWriter(tmp_path / "a.tif") as file:
+        for plane, step in enumerate((2, 3)):
+            file.write(np.full((60, 48), plane, np.uint8), subifds=1, metadata=None)
+            file.write(np.zeros((60 // step, 48 // step), np.uint8), subfiletype=1, metadata=None)
+    with open_image(tmp_path / "a.tif") as reader:
+        assert reader.header.levels == 2
+        with pytest.raises(InputError, match="level 1 of page 1 is 16 × 20 × 1 uint8, but that of page 0 is 24 × 30"):
+            reader.at_level(1)
 
 
 def tool(name: str) -> str:

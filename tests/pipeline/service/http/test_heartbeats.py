@@ -33,6 +33,7 @@ from pipeline.service.store import NewJob, Store
 from tests.images import read_image, write_image
 from tests.pipeline.cluster.processes import wait_until
 from tests.pipeline.scrapes import samples
+from tests.pipeline.service.calls import Processes
 from tests.pipeline.service.conftest import LOCAL
 
 WAIT_S = 60.0
@@ -49,7 +50,7 @@ def service_with(folder, states, executor=None):
     runner = Runner(store, executor, roots, Limits(jobs_at_once=1, memory_bytes=2800 << 10))
     service = Service(
         settings=ServiceSettings(state_dir=folder / "state", data_roots=[folder / "data"]), store=store, runner=runner,
-        roots=roots, previews=folder, workers=states,
+        roots=roots, previews=folder, processes=Processes(), workers=states,
         ready=lambda: server._missing(lambda: None, states, threading.Event()),
     )  # fmt: skip
     with TestClient(make_app(service), base_url=LOCAL) as http:

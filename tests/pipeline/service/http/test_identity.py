@@ -178,7 +178,7 @@ class TestProxies:
         [
             ({"proxy_user_header": "X-User"}, "proxy_user_header: set trusted_proxies too"),
             ({"trusted_proxies": "10.0.0.1/8"}, "--trusted-proxies: '10.0.0.1/8' is neither an address nor a network"),
-            ({"proxy_user_header": "X User"}, "--proxy-user-header: 'X User' is no name of an HTTP header"),
+            ({"proxy_user_header": "X User"}, "--proxy-user-header: 'X User' is not the name of an HTTP header"),
             ({"host": "0.0.0.0", "trusted_proxies": "10.0.0.1"}, "is open to others: set a tokens_file"),
         ],
     )

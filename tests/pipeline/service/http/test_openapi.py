@@ -23,7 +23,7 @@ CONFIG = {
     "operations": [
         *(
             {"include-name": what, "checks": {"positive_data_acceptance": ALSO_REFUSED}}
-            for what in ("POST /v1/jobs", "GET /v1/files")
+            for what in ("POST /v1/jobs", "GET /v1/files", "GET /v1/images", "GET /v1/images/slice")
         ),
         # A target is exactly one of its fields.
         *(

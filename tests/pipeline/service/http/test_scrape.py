@@ -34,6 +34,7 @@ from pipeline.service.store import NewJob, Store
 from pipeline.workloads import workloads
 from tests.images import write_image
 from tests.pipeline.scrapes import families, samples, scraped
+from tests.pipeline.service.calls import Processes
 from tests.pipeline.service.conftest import LOCAL
 
 WAIT_S = 150.0
@@ -69,7 +70,7 @@ class World:
         self.runner = Runner(self.store, Executor(device=workers, stream=workers.stream), roots, Limits(jobs_at_once=1))
         service = Service(
             settings=ServiceSettings(state_dir=folder / "state", data_roots=[self.data]), store=self.store,
-            runner=self.runner, roots=roots, previews=folder, workers=states, ready=lambda: None,
+            runner=self.runner, roots=roots, previews=folder, processes=Processes(), workers=states, ready=lambda: None,
         )  # fmt: skip
         self.http = TestClient(make_app(service), base_url=LOCAL)
         self.workers = workers

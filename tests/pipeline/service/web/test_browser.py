@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import shutil
-from contextlib import contextmanager
 from dataclasses import replace
 from threading import Event
 
@@ -15,16 +12,10 @@ from pipeline.engine.run import stream_on_device
 from pipeline.errors import printable
 from pipeline.service.http.tokens import Tokens, new_token, token_line
 from tests.pipeline.service.live import WAIT_S, live_service
+from tests.pipeline.service.web.browsing import NEEDS_CHROMIUM, PHONE, page_of, playwright, shows
 
-playwright = pytest.importorskip("playwright.sync_api", reason="needs Playwright")
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: apt-get install chromium")
+pytestmark = NEEDS_CHROMIUM
 
-OPTIONS = (
-    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage",
-)  # fmt: skip
-PHONE = {"viewport": {"width": 360, "height": 740}, "is_mobile": True, "has_touch": True}
 HOSTILE = '"><img src=x onerror="window.hacked=1"><script>window.hacked=1</script>.npy'
 
 
@@ -43,14 +34,6 @@ class Gate:
         return stream_on_device(job, plan, ledger, replace(events, on_written=written))
 
 
-@pytest.fixture(scope="module")
-def browser():
-    with playwright.sync_playwright() as driver:
-        started = driver.chromium.launch(executable_path=CHROMIUM, args=list(OPTIONS), timeout=1e3 * WAIT_S)
-        yield started
-        started.close()
-
-
 @pytest.fixture
 def gate():
     return Gate()
@@ -61,30 +44,6 @@ def url(tmp_path, gate):
     with live_service(tmp_path, stream=gate.stream) as (url, _, _):
         yield url
         gate.open.set()
-
-
-@contextmanager
-def page_of(browser, url, *, refusals=0, **options):
-    """A page of a fresh browser; nothing may have gone wrong in it, and nothing may have been asked of anybody else.
-
-    refusals : requests that the service is expected to refuse, which Chromium reports as errors
-    """
-    context = browser.new_context(base_url=url, **options)
-    context.set_default_timeout(1e3 * WAIT_S)
-    page, asked, faults = context.new_page(), [], []
-    context.on("request", lambda request: asked.append(request.url))
-    page.on("console", lambda message: faults.append(message.text) if message.type in ("error", "warning") else None)
-    page.on("pageerror", lambda error: faults.append(str(error)))
-    yield page
-    refused = [fault for fault in faults if fault.startswith("Failed to load resource: the server responded with")]
-    assert len(refused) == refusals, faults
-    assert len(faults) == refusals, faults
-    assert [each for each in asked if not each.startswith(f"{url}/")] == []
-    context.close()
-
-
-def shows(page, place, text):
-    playwright.expect(page.locator(place)).to_have_text(re.compile(text, re.DOTALL), timeout=1e3 * WAIT_S)
 
 
 def submit(page, **values):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from html.parser import HTMLParser
+from urllib.parse import quote
 
 import pytest
 
@@ -72,11 +73,11 @@ def test_folders_lead_to_their_files(world):
     text = page(client, f"/data?path={data}")
     inside = re.search(r'href="(/data\?path=[^"]*sub%20dir)"', text)[1]
     text = page(client, inside)
-    assert text.count('class="image"') == 50
+    assert text.count('href="/view?path=') == 50
     assert f"/submit?input={data}/sub%20dir/00.npy" in text
     text = page(client, re.search(r'href="(/data[^"]*after=49.npy)"', text)[1].replace("&amp;", "&"))
-    assert text.count('class="image"') == 10
-    assert 'class="image"' not in page(client, f"{inside}&contains=atoms")
+    assert text.count('href="/view?path=') == 10
+    assert "/view?" not in page(client, f"{inside}&contains=atoms")
     assert "No names here contain this text" in page(client, f"{inside}&contains=nothing")
     assert "outside the service" in page(client, "/data?path=/etc", 422, headers={"Accept": "text/html"})
     assert f'name="input" required maxlength="4096" value="{data}/in.npy"' in page(
@@ -189,6 +190,25 @@ def test_workers_and_static_files(world):
     for name, kind in (("style.css", "text/css"), ("app.js", "text/javascript")):
         assert client.get(f"/static/{name}").headers["content-type"].startswith(kind)
     assert client.get("/jobs/000000000000").status_code == 404
+
+
+def test_a_page_for_looking_at_files(world):
+    client = world.http()
+    text = page(client, f"/view?path={quote(EVIL)}&path=folder/a.tif")
+    assert EVIL not in text
+    assert 'href="/data?path=folder"' in text
+    assert text.count("<canvas") == text.count("/v1/images/slice?path=") == 2
+    assert "/data?path=" not in page(client, "/view?path=s3://bucket/a.zarr")
+    for query in ("", "?path=a&path=b&path=c", f"?path={'a' * 5000}"):
+        page(client, f"/view{query}", 422, headers={"Accept": "text/html"})
+    job = accepted(client, input="in sub/in.npy", output="out.npy")
+    assert "/view?" not in page(client, f"/jobs/{job}")
+    succeed(world.store, job)
+    pair = f"/view?path={world.data}/in%20sub/in.npy&amp;path={world.data}/out.npy"
+    assert f'href="{pair}"' in page(client, f"/jobs/{job}")
+    other = accepted(client, workload="coulomb", input="in.pqr", output="map.dx", parameters={"spacing": "1"})
+    succeed(world.store, other)
+    assert f'href="/view?path={world.data}/map.dx"' in page(client, f"/jobs/{other}")
 
 
 def test_signing_in(world, tmp_path):

@@ -6,10 +6,12 @@ import json
 import re
 import shlex
 
+import numpy as np
 import pytest
 
 from pipeline.service.http.tokens import Tokens, token_line
 from pipeline.service.web.reference import marked, operations
+from tests.images import write_image
 
 
 def asked(client, curl):
@@ -34,6 +36,7 @@ def asked(client, curl):
 def test_every_example_is_a_request_that_the_service_takes(world, tmp_path):
     (tmp_path / "tokens").write_text(token_line("ada", "secret", "operator"))
     client = world.http(Tokens(tmp_path / "tokens"))
+    write_image(world.data / "scan.tif", np.ones((5, 7), np.uint8), "YX")
     found = list(operations(client.app.openapi()))
     assert {f"{each.method} {each.path}" for each in found} >= {"POST /v1/jobs", "POST /v1/admin/caps", "GET /livez"}
     for each in found:

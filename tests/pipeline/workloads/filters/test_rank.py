@@ -66,7 +66,7 @@ def test_missing_samples(made, policy):
 def test_nan_may_be_refused(made):
     samples = samples_of((23, 31), "float32")
     samples[3, 4] = np.nan
-    with pytest.raises(InputError, match=r"in.npy, among samples .*: image contains NaN .*; mend them, or choose"):
+    with pytest.raises(InputError, match=r"in.npy, among samples .*: image contains NaN .*; replace them, or choose"):
         made("median", samples, "YX", nan_policy="raise")
     with pytest.raises(ParameterError, match=r"--cval nan does not fit --nan-policy raise"):
         made("median", samples, "YX", nan_policy="raise", mode="constant", cval=np.nan)

@@ -198,7 +198,7 @@ MISTAKES = [
     (
         ("weighted.npz", "out.nii", "--density", "file", "--frames", "10"),
         "--density file: weighted.npz: weights must be finite and at least 0, and some above 0, which those of slice "
-        "0, time 0, readouts 10 to 19 are not; mend them",
+        "0, time 0, readouts 10 to 19 are not; correct them",
     ),
     (
         ("weighted.h5", "out.nii", *UNITS, "--density", "file", "--frames", "10"),

@@ -1,0 +1,174 @@
+"""Pictures of files under the data roots. The files are read in bounded processes of their own, never in the server."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+from fastapi import APIRouter, Header, Query, Request, Response
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+
+from pipeline import __version__
+from pipeline.api_models import AxisView, ImageView
+from pipeline.errors import InputError, ParameterError
+from pipeline.formats.cfl import files_of
+from pipeline.formats.slices import Cut, describe, draw
+from pipeline.formats.slices.drawing import LONGEST_SIDE
+from pipeline.service.http.app_state import Service, ThisService
+from pipeline.service.http.data.files import found_beneath
+from pipeline.service.http.identity import Audit, Auditor, CurrentUser
+from pipeline.service.http.tokens import User
+from pipeline.service.job_process import ProcessDied
+from pipeline.storage.objects import ObjectPath
+from pipeline.storage.positional import reading
+
+T = TypeVar("T")
+
+# What one picture may take.
+MOST_BYTES, MOST_S = 1 << 30, 20.0
+# Of a Zarr folder, the entries whose dates are looked at.
+_MOST_ENTRIES = 256
+
+pictures = APIRouter()
+FilePath = Annotated[
+    str, Query(max_length=4096, description="a file or a Zarr folder under the data roots", examples=["scan.tif"])
+]
+_PLACES = r"^[A-Za-z]:\d{1,9}(,[A-Za-z]:\d{1,9})*$"
+_SPAN = r"^\d{1,12}:\d{1,12}$"
+
+
+@pictures.get("/v1/images")
+async def show_image(
+    service: ThisService, user: CurrentUser, audit: Audit, request: Request, path: FilePath
+) -> ImageView:
+    """The axes, the pyramid and the channels of an image, a potential map or a series of MRI images."""
+    found = await _looked_at(service, user, audit, request, path, describe)
+    return ImageView(
+        path=path, plane=found.plane, at=dict(found.at), dtype=found.dtype, samples=found.samples, levels=found.levels,
+        axes=[AxisView(letter=letter, length=n, step=found.steps.get(letter)) for letter, n in found.axes],
+        channels=list(found.channels),
+    )  # fmt: skip
+
+
+@pictures.get(
+    "/v1/images/slice", response_class=Response,
+    responses={200: {"content": {"image/png": {}}}, 304: {"description": "the picture is still the same"}},
+)  # fmt: skip
+async def draw_slice(
+    service: ThisService,
+    user: CurrentUser,
+    audit: Audit,
+    request: Request,
+    path: FilePath,
+    plane: Annotated[
+        str | None, Query(pattern="^[A-Za-z]{2}$", description="the axes of rows and columns, as YX")
+    ] = None,
+    at: Annotated[
+        str | None, Query(pattern=_PLACES, max_length=200, description="the index along other axes, as T:0,Z:12")
+    ] = None,
+    rows: Annotated[str | None, Query(pattern=_SPAN, description="start:stop of those to show, as 0:512")] = None,
+    columns: Annotated[str | None, Query(pattern=_SPAN, description="start:stop of those to show")] = None,
+    size: Annotated[int, Query(ge=1, le=LONGEST_SIDE, description="pixels of the longest side, at most")] = 1024,
+    low: Annotated[
+        float | None, Query(allow_inf_nan=False, description="the value that is black; default: percentile 0.1")
+    ] = None,
+    high: Annotated[
+        float | None, Query(allow_inf_nan=False, description="the value that is white; default: percentile 99.9")
+    ] = None,
+    part: Annotated[
+        Literal["magnitude", "phase", "real", "imaginary"], Query(description="of complex samples")
+    ] = "magnitude",
+    if_none_match: Annotated[str | None, Header(max_length=1000)] = None,
+) -> Response:
+    """A picture of one plane, of the level of the pyramid that suffices. 8-bit samples stay as they are unless `low` or
+    `high` is given.
+
+    The headers `Millrace-Level`, `-Low`, `-High`, `-Rows` and `-Columns` describe the picture; `-Blocks` is 1/m if only
+    one in m blocks of the file was read along each axis.
+    """
+    if low is not None and high is not None and low >= high:
+        raise ParameterError(f"low {low:g}: must be below high, {high:g}")
+    places = dict(each.split(":") for each in at.split(",")) if at else {}
+    cut = Cut(
+        plane=plane, at={letter: int(index) for letter, index in places.items()}, rows=_span(rows),
+        columns=_span(columns), size=size, low=low, high=high, part=part,
+    )  # fmt: skip
+    tag = await run_in_threadpool(_tag, service, user, path, cut)
+    headers = {"Cache-Control": "private, no-cache"} | ({} if tag is None else {"ETag": tag})
+    if tag is not None and tag in (each.strip().removeprefix("W/") for each in (if_none_match or "").split(",")):
+        return Response(status_code=304, headers=headers)
+    made = await _looked_at(service, user, audit, request, path, draw, cut)
+    headers |= {
+        "Millrace-Level": str(made.level), "Millrace-Blocks": f"1/{made.one_of}", "Millrace-Low": repr(made.low),
+        "Millrace-High": repr(made.high), "Millrace-Rows": "{:.6g}:{:.6g}".format(*made.rows),
+        "Millrace-Columns": "{:.6g}:{:.6g}".format(*made.columns),
+    }  # fmt: skip
+    return Response(made.png, media_type="image/png", headers=headers)
+
+
+async def _looked_at(
+    service: Service, user: User, audit: Auditor, request: Request, path: str, look: Callable[..., T], *arguments: Any
+) -> T:
+    """What a function returns for a file, in a bounded process."""
+    roots, found = await run_in_threadpool(found_beneath, service, user, path)
+    async with service.viewing.turn(user.name):
+        if await request.is_disconnected():
+            raise HTTPException(503, "the client is gone")
+        seen = await run_in_threadpool(_in_a_process, service, roots.confine(), found, look, *arguments)
+    if service.viewing.is_news(user.name, found):
+        audit("view", input=path)
+    return seen
+
+
+def _in_a_process(service: Service, confinement: object, path: Path, look: Callable[..., T], *arguments: Any) -> T:
+    ends_at = time.monotonic() + MOST_S
+
+    def check() -> None:
+        if time.monotonic() > ends_at:
+            raise InputError(
+                f"{path}: looking at it takes more than {MOST_S:.0f} s; choose a smaller part, or write a pyramid"
+            )
+
+    lease = service.processes.lease(check)
+    try:
+        return lease.call(look, path, *arguments, known=confinement, most_bytes=MOST_BYTES)
+    except ProcessDied as error:
+        raise InputError(f"{path}: the process that read it died; the file is damaged, or too large to show") from error
+    finally:
+        lease.release()
+
+
+def _tag(service: Service, user: User, path: str, cut: Cut) -> str | None:
+    """Another one for another picture, or once the file has changed; None if that cannot be known.
+
+    Of a Zarr folder, those of its entries count: chunks that a program changes in place are not noticed.
+    """
+    _, found = found_beneath(service, user, path)
+    if isinstance(found, ObjectPath):
+        return None
+    parts = []
+    with reading(found):
+        found.stat()
+        for file in dict.fromkeys((found, *(each for each in files_of(found) if each.exists()))):
+            parts.append(_version(file.stat()))
+        if found.is_dir():
+            with os.scandir(found) as entries:
+                parts += [_version(each.stat()) for each, _ in zip(entries, range(_MOST_ENTRIES), strict=False)]
+    said = repr((__version__, str(found), parts, cut))
+    return f'"{hashlib.sha256(said.encode("utf-8", "surrogateescape")).hexdigest()[:32]}"'
+
+
+def _version(found: os.stat_result) -> tuple[int, ...]:
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _span(text: str | None) -> tuple[int, int] | None:
+    if text is None:
+        return None
+    start, _, stop = text.partition(":")
+    return int(start), int(stop)
