@@ -23,6 +23,7 @@ _SIZES = ("SizeX", "SizeY", "SizeZ", "SizeC", "SizeT")
 # Elements and attributes that the calibration, the notes or the pages hold; LightPath is empty in most files.
 _HELD = {"Image", "Description", "AcquisitionDate", "Pixels", "Channel", "TiffData", "LightPath"}
 _HELD |= {"ID", "Name", "Color", "SamplesPerPixel"}
+_PLACE = re.compile("[0-9]{1,9}")
 _NOT_IN_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
@@ -111,7 +112,7 @@ def cropped(xml: str, boxes: Mapping[str, range]) -> str:
                     pixels.remove(channel)
     for plane in pixels.findall("{*}Plane"):
         found = {letter: plane.get(f"The{letter}", "0").strip() for letter in boxes if letter in "ZCT"}
-        places = {letter: int(place) if place.isdecimal() else -1 for letter, place in found.items()}
+        places = {letter: int(place) if _PLACE.fullmatch(place) else -1 for letter, place in found.items()}
         if all(place in boxes[letter] for letter, place in places.items()):
             for letter, place in places.items():
                 plane.set(f"The{letter}", str(boxes[letter].index(place)))
