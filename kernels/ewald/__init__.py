@@ -168,7 +168,7 @@ class FarField:
         return self._body(atoms, stream).spread(atoms, charges, workers, stream)
 
     def solve(self, charges: Any, *, workers: int | None = None, stream: Any = None) -> Any:
-        """The potential of a mesh of charges: float32, of the mesh's shape."""
+        """The potential of a mesh of charges, as `add` takes it: float32."""
         return self._body(charges, stream).solve(charges, workers, stream)
 
     def add(

@@ -1,4 +1,8 @@
-"""The far field of NumPy arrays: Numba-compiled loops on our own threads, and SciPy's FFT."""
+"""The far field of NumPy arrays: Numba-compiled loops on our own threads, and SciPy's FFT.
+
+Floors of a core for A atoms, T taps and M mesh points: A T³ additions in cache, a store a cycle each; and of a free
+mesh's transforms, 7/12 of those of all M points, since 1/4 and 1/2 of the lines along two axes are not all zeros.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +18,8 @@ from kernels.runtime.compiled import compiled
 from kernels.runtime.threads import for_each
 
 Array = NDArray[Any]
+
+FFT_PLANES = 4  # transformed at once: they stay in a core's cache
 
 
 class Body:
@@ -41,13 +47,31 @@ class Body:
         return charges
 
     def solve(self, charges: Array, workers: int | None, _stream: Any) -> Array:
+        """The filled part, float32. Along each axis, lines of zeros and lines that no point reads are left out."""
         from scipy import fft
 
-        workers = workers or _cores()
-        field = fft.rfftn(charges.astype(self._dtype) * self._dtype.type(1 / self._scale), workers=workers)
-        field *= self._influence
-        found = fft.irfftn(field, self._mesh.shape, workers=workers, overwrite_x=True)
-        return np.ascontiguousarray(found, np.float32)
+        mesh, workers = self._mesh, workers or _cores()
+        (x, y, z), (nx, ny, nz) = mesh.filled, mesh.shape
+        fold_x, fold_y = (np.minimum(np.arange(n), n - np.arange(n)) if mesh.free else np.arange(n) for n in (nx, ny))
+        field = np.empty((x, ny, nz // 2 + 1), np.result_type(self._dtype, np.complex64))
+        found = np.empty((x, y, z), np.float32)
+
+        def forward(planes: slice) -> None:
+            real = charges[planes, :y, :z].astype(self._dtype) * self._dtype.type(1 / self._scale)
+            field[planes] = fft.fft(fft.rfft(real, nz), ny, axis=1, overwrite_x=True)
+
+        def across(rows: slice) -> None:
+            spectrum = fft.fft(field[:, rows], nx, axis=0)
+            spectrum *= self._influence[np.ix_(fold_x, fold_y[rows])]
+            field[:, rows] = fft.ifft(spectrum, axis=0, overwrite_x=True)[:x]
+
+        def backward(planes: slice) -> None:
+            rows = fft.ifft(field[planes], axis=1, overwrite_x=True)[:, :y]
+            found[planes] = fft.irfft(rows, nz, overwrite_x=True)[:, :, :z]
+
+        for step, count in ((forward, x), (across, ny), (backward, x)):
+            for_each(step, [slice(i, min(i + FFT_PLANES, count)) for i in range(0, count, FFT_PLANES)], workers)
+        return found
 
     def add(self, solved: Array, grid: Grid, out: Array, ramp: Array, workers: int | None, _stream: Any) -> None:
         workers = workers or _cores()
@@ -83,26 +107,26 @@ def _parts(count: int, parts: int) -> list[tuple[int, int]]:
 
 
 @compiled
-def _weights(place: float, taps: int, polynomials: Any, into: Any) -> int:
-    """The window at a position in mesh points: weights [taps]; returns the first tap."""
+def _window(place: float, count: int, polynomials: Any, weights: Any, places: Any) -> None:
+    """The window at a position in mesh points, on a ring of `count`: weights and mesh points [taps]."""
+    taps = len(polynomials)
     first = np.floor(place - taps / 2) + 1
     rest = place - taps / 2 + 1 - first
+    index = int(first) % count
     for tap in range(taps):
         value = 0.0
         for k in range(polynomials.shape[1] - 1, -1, -1):
             value = value * rest + polynomials[tap, k]
-        into[tap] = value
-    return int(first)
+        weights[tap], places[tap] = value, index
+        index = index + 1 if index + 1 < count else 0
 
 
 @compiled
 def _spread(positions: Any, amounts: Any, to_mesh: Any, polynomials: Any, mesh: Any, begin: int, end: int) -> None:
     """Adds the charges to the planes begin … end - 1 of the mesh. amounts: charges times the scale."""
     taps = len(polynomials)
-    weights = np.empty((3, taps))
-    first = np.empty(3, np.int64)
-    columns = np.empty(taps, np.int64)
-    n0, n1, n2 = mesh.shape
+    weights, places = np.empty((3, taps)), np.empty((3, taps), np.int64)
+    n0 = mesh.shape[0]
     for atom in range(len(positions)):
         if amounts[atom] == 0:
             continue
@@ -111,22 +135,19 @@ def _spread(positions: Any, amounts: Any, to_mesh: Any, polynomials: Any, mesh: 
         ahead = (int(np.floor(at - taps / 2)) + 1 - begin) % n0
         if ahead >= end - begin and ahead <= n0 - taps:
             continue
-        first[0] = _weights(at, taps, polynomials, weights[0])
-        for axis in range(1, 3):
+        for axis in range(3):
             at = x * to_mesh[0, axis] + y * to_mesh[1, axis] + z * to_mesh[2, axis]
-            first[axis] = _weights(at, taps, polynomials, weights[axis])
-        for c in range(taps):
-            columns[c] = (first[2] + c) % n2
+            _window(at, mesh.shape[axis], polynomials, weights[axis], places[axis])
         for a in range(taps):
-            plane = (first[0] + a) % n0
+            plane = places[0, a]
             if plane < begin or plane >= end:
                 continue
             along = amounts[atom] * weights[0, a]
             for b in range(taps):
-                row = mesh[plane, (first[1] + b) % n1]
+                row = mesh[plane, places[1, b]]
                 across = along * weights[1, b]
                 for c in range(taps):
-                    row[columns[c]] += np.int64(np.rint(across * weights[2, c]))
+                    row[places[2, c]] += np.int64(np.rint(across * weights[2, c]))
 
 
 @compiled
@@ -179,26 +200,21 @@ def _gather(
 ) -> None:
     """out += the mesh at each point, through the window along the mesh's own axes, and the ramp."""
     taps = len(polynomials)
-    weights = np.empty((3, taps))
-    first = np.empty(3, np.int64)
-    columns = np.empty(taps, np.int64)
-    n0, n1, n2 = mesh.shape
+    weights, places = np.empty((3, taps)), np.empty((3, taps), np.int64)
     for i in range(len(xs)):
         for j in range(len(ys)):
             for k in range(len(zs)):
                 x, y, z = xs[i] - origin[0], ys[j] - origin[1], zs[k] - origin[2]
                 for axis in range(3):
                     at = x * to_mesh[0, axis] + y * to_mesh[1, axis] + z * to_mesh[2, axis]
-                    first[axis] = _weights(at, taps, polynomials, weights[axis])
-                for c in range(taps):
-                    columns[c] = (first[2] + c) % n2
+                    _window(at, mesh.shape[axis], polynomials, weights[axis], places[axis])
                 total = 0.0
                 for a in range(taps):
-                    plane = mesh[(first[0] + a) % n0]
+                    plane = mesh[places[0, a]]
                     for b in range(taps):
-                        row, part = plane[(first[1] + b) % n1], 0.0
+                        row, part = plane[places[1, b]], 0.0
                         for c in range(taps):
-                            part += weights[2, c] * row[columns[c]]
+                            part += weights[2, c] * row[places[2, c]]
                         total += weights[0, a] * weights[1, b] * part
                 total += ramp[0] + ramp[1] * xs[i] + ramp[2] * ys[j] + ramp[3] * zs[k]
                 out[i, j, k] += np.float32(total)

@@ -65,6 +65,11 @@ class Mesh:
         """Matrix from positions relative to the origin, as rows, to mesh points."""
         return np.ascontiguousarray(self.cell.inverse * np.array(self.shape))
 
+    @property
+    def filled(self) -> tuple[int, ...]:
+        """The points that hold charges and are read, along the axes: of a free mesh the first half."""
+        return tuple(n // 2 for n in self.shape) if self.free else self.shape
+
     @cached_property
     def splitting(self) -> Splitting:
         return splitting_of(self.level)
@@ -76,11 +81,11 @@ class Mesh:
 
     def influence(self, xp: Any) -> Any:
         """From a mesh's discrete Fourier transform (last axis halved, as rfftn gives it) to that of the potential, with
-        the window divided out twice. xp: NumPy or CuPy. Returns float64, of that array."""
-        windows = [1 / _window_spectrum(self.level, np.fft.fftfreq(n).astype(np.float64)) ** 2 for n in self.shape]
-        windows[2] = windows[2][: self.shape[2] // 2 + 1]
+        the window divided out twice. xp: NumPy or CuPy. Returns float64, of that array; for NumPy without images, the
+        octant of frequencies up to half of each axis: it is even."""
         spectrum = self._free(xp) if self.free else self._periodic(xp)
-        for axis, window in enumerate(windows):
+        for axis, (n, kept) in enumerate(zip(self.shape, spectrum.shape, strict=True)):
+            window = 1 / _window_spectrum(self.level, np.fft.fftfreq(n).astype(np.float64)[:kept]) ** 2
             spectrum *= xp.asarray(window).reshape([-1 if axis == other else 1 for other in range(3)])
         return spectrum
 
@@ -120,9 +125,16 @@ class Mesh:
         )
         square = x + y + z
         if self.smear_per_angstrom is None:
-            kernel = self.splitting.far(square / self.cutoff_angstrom**2) / self.cutoff_angstrom
+            rc = self.cutoff_angstrom
+            kernel = 1 / np.sqrt(np.maximum(square, rc**2))
+            near = tuple(slice(math.ceil(rc * n / side) + 1) for n, side in zip(self.shape, lengths, strict=True))
+            kernel[near] = self.splitting.far(square[near] / rc**2) / rc
         else:
             kernel = xp.asarray(_gaussian(square, self.smear_per_angstrom))
+        if xp is np:
+            from scipy.fft import dctn  # CuPy has none
+
+            return dctn(kernel, type=1, overwrite_x=True) * self.factor
         for axis, n in enumerate(self.shape):
             kernel = kernel.take(xp.asarray(np.minimum(np.arange(n), n - np.arange(n))), axis=axis)
         return xp.ascontiguousarray(xp.fft.rfftn(kernel).real) * self.factor

@@ -3,7 +3,7 @@
 The functions are named as in scipy.ndimage, and are minima and maxima of `kernels.rank`: exact, the same bits on every
 device. A dilation's window is the erosion's mirrored, so that an opening never exceeds the image: an even size reaches
 one sample farther to the left in an erosion, to the right in a dilation. Each step extends its own input beyond the
-edges, as in SciPy. Boxes cost the same for any size on a GPU, and grow with the logarithm of it on a CPU.
+edges, as in SciPy. Boxes cost nearly the same for any size on a GPU, and grow with the logarithm of it on a CPU.
 
 Top-hats of integers saturate at the ends of the dtype, as in OpenCV; scipy.ndimage lets them wrap around.
 """
@@ -12,13 +12,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Unpack
 
 import numpy as np
 
 from kernels.rank import Options, maximum_filter, minimum_filter
+from kernels.rank.task import Difference
 from kernels.runtime.arrays import check_out
 from kernels.runtime.filtering import filtered_axes, per_axis
+from kernels.runtime.launch import on_stream
 
 __all__ = [
     "black_tophat",
@@ -66,14 +69,12 @@ def grey_closing(image: Any, size: int | Sequence[int] | None = None, **options:
 
 def white_tophat(image: Any, size: int | Sequence[int] | None = None, **options: Unpack[Options]) -> Any:
     """The image minus its opening: small bright spots without their background. As in `grey_erosion`."""
-    found = grey_opening(image, size, **options)
-    return difference(image, found, found, options.get("nodata"), options.get("stream"))
+    return _top_hat(image, size, grey_erosion, grey_dilation, options)
 
 
 def black_tophat(image: Any, size: int | Sequence[int] | None = None, **options: Unpack[Options]) -> Any:
     """The closing minus the image: small dark spots. As in `grey_erosion`."""
-    found = grey_closing(image, size, **options)
-    return difference(found, image, found, options.get("nodata"), options.get("stream"))
+    return _top_hat(image, size, grey_dilation, grey_erosion, options)
 
 
 def difference(image: Any, subtracted: Any, out: Any, nodata: float | None = None, stream: Any = None) -> Any:
@@ -100,6 +101,22 @@ def difference(image: Any, subtracted: Any, out: Any, nodata: float | None = Non
     if missing is not None:
         out[missing] = nodata
     return out
+
+
+def _top_hat(image: Any, size: Any, first: Callable[..., Any], second: Callable[..., Any], options: Options) -> Any:
+    """The difference of an image and its opening or closing; on CUDA the last pass takes it if it can."""
+    is_closing = first is grey_dilation
+    if not isinstance(image, np.ndarray) and hasattr(image, "__cuda_array_interface__"):
+        with on_stream(image, options.get("stream")):
+            image = image if image.flags.c_contiguous else image.copy(order="C")
+        taken = Difference(image=image, reverse=is_closing)
+        found = _in_turn(image, size, first, partial(second, difference=taken), options)
+        if taken.is_done:
+            return found
+    else:
+        found = _in_turn(image, size, first, second, options)
+    of, subtracted = (found, image) if is_closing else (image, found)
+    return difference(of, subtracted, found, options.get("nodata"), options.get("stream"))
 
 
 def _in_turn(image: Any, size: Any, first: Callable[..., Any], second: Callable[..., Any], options: Options) -> Any:

@@ -19,7 +19,7 @@ from typing import Any, TypedDict, Unpack
 import numpy as np
 
 from kernels.rank.footprint import MAX_RADIUS, SHAPES, ball, checked_footprint, cross, disk, footprint_named
-from kernels.rank.task import MAX_AXES, MAX_SAMPLES, Axis, Rank, Task, axis_of, folded, is_foldable
+from kernels.rank.task import MAX_AXES, MAX_SAMPLES, Axis, Difference, Rank, Task, axis_of, folded, is_foldable
 from kernels.runtime.arrays import check_array, check_out, check_workers
 from kernels.runtime.filtering import DTYPES, NAN_POLICIES, check_cval, filtered_axes, per_axis
 from kernels.smoothing.borders import MODES
@@ -44,6 +44,7 @@ class Options(TypedDict, total=False):
     out: Any
     workers: int | None
     stream: Any
+    difference: Difference  # of kernels.morphology
 
 
 def median_filter(image: Any, size: int | Sequence[int] | None = None, **options: Unpack[Options]) -> Any:
@@ -132,6 +133,7 @@ def _filtered(
     out: Any = None,
     workers: int | None = None,
     stream: Any = None,
+    difference: Difference | None = None,
 ) -> Any:
     if not hasattr(image, "dtype") or not hasattr(image, "ndim"):
         raise TypeError(f"image must be a NumPy or CuPy array; got {type(image).__name__}")
@@ -176,7 +178,8 @@ def _filtered(
         dtype=dtype, planes=planes, axes=spans, inner=inner, footprint=_reshaped(mask, spans), rank=rank,
         samples=samples, omit_nan=nan_policy == "omit", nodata=nodata, cval=cval,
     )  # fmt: skip
-    result = _body(image.transpose(order), task, out if order == sorted(order) else None, workers, stream)
+    further = {} if difference is None or order != sorted(order) else {"difference": difference}
+    result = _body(image.transpose(order), task, out if order == sorted(order) else None, workers, stream, **further)
     if order == sorted(order):
         return result.reshape(shape)
     result = result.reshape([shape[axis] for axis in order]).transpose(np.argsort(order))
@@ -186,14 +189,14 @@ def _filtered(
     return out
 
 
-def _body(image: Any, task: Task, out: Any, workers: int | None, stream: Any) -> Any:
+def _body(image: Any, task: Task, out: Any, workers: int | None, stream: Any, **further: Any) -> Any:
     if isinstance(image, np.ndarray):
         from kernels.rank import cpu
 
         return cpu.filtered(image, task, out, workers=workers)
     from kernels.rank import cuda
 
-    return cuda.filtered(image, task, out, stream=stream)
+    return cuda.filtered(image, task, out, stream=stream, **further)
 
 
 def _origins(origin: Any, sizes: Sequence[int], axes: tuple[int, ...]) -> tuple[int, ...]:

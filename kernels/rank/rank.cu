@@ -13,10 +13,13 @@
 //   rank_gather (gather.cuh)     one thread per result, by bisection of the keys: each step counts the window's samples
 //   rank_ordered (ordered.cuh)   a moving window over the sorted samples of a tile: cost grows with the window's surface
 //   median_square (square.cuh)   medians of 3 × 3, 5 × 5 and 7 × 7, by networks in registers that neighbours share
-//   extreme_columns, extreme_rows (extremes.cuh)   minima and maxima of boxes, axis by axis, at a cost that does not grow
-//                                                  with the window
+//   median_cube (cube.cuh)       medians of 3 × 3 × 3, likewise
+//   extreme_box (box.cuh)        minima and maxima of boxes of two axes in one pass over memory, at a cost that does not grow
+//                                with the window
+//   extreme_rows (extremes.cuh)  those along rows of pixels with channels
 
-#include "cuda/extremes.cuh"
+#include "cuda/box.cuh"
+#include "cuda/cube.cuh"
 #include "cuda/gather.cuh"
 #include "cuda/ordered.cuh"
 #include "cuda/square.cuh"

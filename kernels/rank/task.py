@@ -41,6 +41,20 @@ class Rank:
         return np.clip(ranks, 0, np.maximum(n - 1, 0)).astype(np.int32)
 
 
+@dataclass(kw_only=True)
+class Difference:
+    """A difference that a filter may take as it stores its results, which saves a pass over memory.
+
+    image   : C-contiguous, of the results' shape and dtype
+    reverse : the image from the results, instead of the results from the image
+    is_done : whether the filter took it
+    """
+
+    image: Any
+    reverse: bool
+    is_done: bool = False
+
+
 @dataclass(frozen=True, kw_only=True)
 class Axis:
     """One axis: output i is computed from the positions first + i … first + i + taps - 1 of the input."""

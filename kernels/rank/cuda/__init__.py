@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from kernels.rank.cuda import extremes, gather, ordered, square
-from kernels.rank.task import Task
+from kernels.rank.cuda import cube, extremes, gather, ordered, square
+from kernels.rank.task import Difference, Task
 from kernels.runtime.launch import on_stream
 
 OPTIONS = ("--fmad=false",)  # ranks are computed as on the CPU
@@ -24,12 +24,21 @@ class Variant:
     applies: Callable[[Task], bool] = lambda task: True
 
 
-def filtered(image: Any, task: Task, out: Any, *, stream: Any = None, variant: str | None = None) -> Any:
+def filtered(
+    image: Any,
+    task: Task,
+    out: Any,
+    *,
+    stream: Any = None,
+    variant: str | None = None,
+    difference: Difference | None = None,
+) -> Any:
     """The task's rank of each window of a CuPy array, in the task's shape.
 
-    out     : C-contiguous array for the result, or None for a new one
-    stream  : the cupy.cuda.Stream to launch on; default CuPy's current one
-    variant : a name in `VARIANTS`; default the fastest that applies
+    out        : C-contiguous array for the result, or None for a new one
+    stream     : the cupy.cuda.Stream to launch on; default CuPy's current one
+    variant    : a name in `VARIANTS`; default the fastest that applies
+    difference : to take where `variant` is not given and the fastest can
 
     Nothing waits for the device. Raises ValueError where the variant named does not apply.
     """
@@ -43,7 +52,10 @@ def filtered(image: Any, task: Task, out: Any, *, stream: Any = None, variant: s
             raise ValueError(f"variant {variant!r} cannot filter {task.dtype} with windows of {task.taps}")
         applicable = [each for each in VARIANTS.values() if each.applies(task)]
         chosen = applicable[-1] if variant is None else VARIANTS[variant]
-        chosen.run(source, task, out, current)
+        if variant is None and difference is not None and extremes.applies(task):
+            extremes.run(source, task, out, current, difference)
+        else:
+            chosen.run(source, task, out, current)
     return out
 
 
@@ -67,8 +79,14 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType(
             run=square.run,
             applies=square.applies,
         ),
+        "cube": Variant(
+            summary="medians of 3 × 3 × 3, by networks in registers that neighbours share",
+            entries=cube.ENTRIES,
+            run=cube.run,
+            applies=cube.applies,
+        ),
         "extremes": Variant(
-            summary="minima and maxima of boxes, axis by axis",
+            summary="minima and maxima of boxes, along two axes in one pass",
             entries=extremes.ENTRIES,
             run=extremes.run,
             applies=extremes.applies,

@@ -1,37 +1,23 @@
-// Minima and maxima of boxes, along one axis at a time. Part of rank.cu.
+// Words of several samples and their minima and maxima, and those of windows along rows of pixels with channels. Part of
+// rank.cu; box.cuh has those of other rows.
 //
-// Several samples of at most 16 bits lie side by side in a word, and are compared at once. Floats become integers of the
-// same order (keys.cuh) in the first pass, and floats again in the last; a NaN is the least or the largest of them,
-// depending on whether it spreads to its windows or is left out.
-//
-//   extreme_columns   along an axis with many samples inside it (van Herk; Gil and Werman). A thread follows a column of
-//                     words: three comparisons a result, of any window. The window's samples lie in its slots:
-//
-//                       slots   x0 x1 x2 x3          the window of result 0
-//                       backwards, in place           s0 = min x0 … x3, s1 = min x1 … x3, s2, s3
-//                       forwards  result j = min(sj, x4 … x(3+j));  slot j takes x(4+j)
-//
-//                     With a step, a window takes every step-th sample: one of the `step` interleaved columns a thread.
 //   extreme_rows      along rows of words in shared memory, by doubling: M(2m)[i] = min(M(m)[i], M(m)[i + m]); the last
-//                     step overlaps. A thread keeps its words in registers, and reads from its neighbours.
+//                     step overlaps. A thread keeps its words in registers, and reads from its neighbours. The threads of a
+//                     block meet twice in each step; nobody waits for another block.
 //
-// A wide window is one of these over a short window, then one with a step over the results: two passes for windows of up
-// to thousands of samples. Nobody waits for another block; in extreme_rows the threads of a block meet twice in each step.
-//
-// Floors of a pass over N samples of b bytes: 2 N b bytes of memory; columns: 4 N b bytes of shared memory; rows: 3 N b
-// bytes of it for each step of doubling.
+// Floors of a pass over N samples of b bytes: 2 N b bytes of memory, 3 N b bytes of shared memory for each step of doubling.
 #pragma once
 
 #include "keys.cuh"
 #include "borders.cuh"
 
-constexpr int COLUMN_THREADS = 128, ROW_THREADS = 256, ROW_WORDS = 16, AHEAD = 8;
+constexpr int ROW_THREADS = 256, ROW_WORDS = 16;
 
 struct ExtremesTask {
     long long planes, inner, pieces;  // pieces: of a line of results
     int length, out_length, first;    // first: position of the first sample of the first window
     int piece;                        // results of a piece; in extreme_rows, samples of all channels
-    int taps, step, mode;
+    int taps, mode;
     int is_first, is_last;  // pass
     int omit_nan, has_nodata;
 };
@@ -155,83 +141,6 @@ __device__ __noinline__ void store_some(Sample* line, long long at, Word<Sample>
 #pragma unroll 1
     for (int i = 0; i < SAMPLES_A_WORD<Sample>; ++i)
         if (at + i >= begin && at + i < end) line[at + i] = sample_in<Sample>(word, i);
-}
-
-template <typename Sample, bool LEAST>
-__global__ void __launch_bounds__(COLUMN_THREADS) extreme_columns(
-    const Sample* __restrict__ in, Sample* __restrict__ out, ExtremesTask task, Sample cval, Sample nodata, Sample empty) {
-    constexpr int EACH = SAMPLES_A_WORD<Sample>;
-    extern __shared__ unsigned long long shared[];
-    Word<Sample>* slots = reinterpret_cast<Word<Sample>*>(shared) + threadIdx.x;
-    const Coding<Sample, LEAST> coding = {nodata, empty, task.omit_nan, task.has_nodata};
-    const Word<Sample> beyond = coding.encode(filled(cval));
-    const long long across = (task.inner + COLUMN_THREADS * EACH - 1) / (COLUMN_THREADS * EACH);
-    const long long blocks = across * task.pieces * task.step * task.planes;
-    const int taps = task.taps, step = task.step;
-    for (long long block = blockIdx.x; block < blocks; block += gridDim.x) {
-        long long rest = block / across, column = (block % across * COLUMN_THREADS + threadIdx.x) * EACH;
-        const int phase = static_cast<int>(rest % step);
-        rest /= step;
-        const int begin = static_cast<int>(rest % task.pieces) * task.piece;
-        const long long plane = rest / task.pieces;
-        const int end = min(begin + task.piece, (task.out_length - phase + step - 1) / step);
-        if (column >= task.inner || begin >= end) continue;
-        column = min(column, task.inner - EACH);  // the last two words of a line may overlap
-        const Sample* from = in + plane * task.length * task.inner + column;
-        Sample* to = out + plane * task.out_length * task.inner + column;
-        const bool aligned = (reinterpret_cast<unsigned long long>(to) | task.inner * sizeof(Sample)) % (EACH * sizeof(Sample)) == 0;
-        const auto load = [&](int sample) -> Word<Sample> {
-            int at = task.first + phase + sample * step;
-            if (at < 0 || at >= task.length) at = index_beyond(at, task.length, task.mode);
-            if (at < 0) return beyond;
-            const Word<Sample> word = word_at(from + at * task.inner);
-            return task.is_first ? coding.encode(word) : word;
-        };
-        for (int j = 0; j < taps; j += AHEAD) {
-            Word<Sample> ahead[AHEAD];
-#pragma unroll
-            for (int u = 0; u < AHEAD; ++u)
-                if (j + u < taps) ahead[u] = load(begin + j + u);
-#pragma unroll
-            for (int u = 0; u < AHEAD; ++u)
-                if (j + u < taps) slots[(j + u) * COLUMN_THREADS] = ahead[u];
-        }
-        for (int result = begin; result < end; result += taps) {
-            Word<Sample> suffix = slots[(taps - 1) * COLUMN_THREADS];
-            for (int j = taps - 2; j >= 0; j -= AHEAD) {
-                Word<Sample> held[AHEAD];
-#pragma unroll
-                for (int u = 0; u < AHEAD; ++u)
-                    if (j - u >= 0) held[u] = slots[(j - u) * COLUMN_THREADS];
-#pragma unroll
-                for (int u = 0; u < AHEAD; ++u)
-                    if (j - u >= 0) {
-                        suffix = extreme<Sample, LEAST>(suffix, held[u]);
-                        slots[(j - u) * COLUMN_THREADS] = suffix;
-                    }
-            }
-            const int segment = min(end - result, taps);
-            Word<Sample> prefix = slots[0];
-            for (int j = 0; j < segment; j += AHEAD) {
-                Word<Sample> ahead[AHEAD];
-#pragma unroll
-                for (int u = 0; u < AHEAD; ++u)  // of the last result's window, the last sample
-                    if (j + u < segment) ahead[u] = load(min(result + taps + j + u, end + taps - 2));
-#pragma unroll
-                for (int u = 0; u < AHEAD; ++u)
-                    if (j + u < segment) {
-                        Word<Sample> found = slots[(j + u) * COLUMN_THREADS];
-                        if (j + u > 0) found = extreme<Sample, LEAST>(found, prefix);
-                        slots[(j + u) * COLUMN_THREADS] = ahead[u];
-                        prefix = j + u > 0 ? extreme<Sample, LEAST>(prefix, ahead[u]) : ahead[u];
-                        if (task.is_last) found = coding.decode(found);
-                        Sample* place = to + (phase + (result + j + u) * step) * task.inner;
-                        if (aligned) *reinterpret_cast<Word<Sample>*>(place) = found;
-                        else store_some(place, 0, found, 0, EACH);
-                    }
-            }
-        }
-    }
 }
 
 template <typename Sample, bool LEAST>

@@ -1,27 +1,32 @@
-"""Minima and maxima of boxes, axis by axis: passes, arguments and launches of extremes.cuh."""
+"""Minima and maxima of boxes: passes, arguments and launches of box.cuh, and of extremes.cuh for rows with channels."""
 
 from __future__ import annotations
 
 import ctypes
+import functools
 import math
 from collections.abc import Iterator
 from typing import Any
 
 from kernels.rank.cuda.gather import C_TYPES, constants
-from kernels.rank.task import Axis, Task
-from kernels.runtime.launch import kernel
+from kernels.rank.task import Axis, Difference, Task
+from kernels.runtime.launch import kernel, multiprocessors, shared_bytes_a_multiprocessor
 from kernels.smoothing.borders import MODES
 
-KERNELS = ("extreme_columns", "extreme_rows")
+KERNELS = ("extreme_box", "extreme_rows")
 ENTRIES = tuple(
     f"{name}<{c_type}, {least}>" for name in KERNELS for c_type in C_TYPES.values() for least in ("true", "false")
 )
-COLUMN_THREADS, ROW_THREADS, ROW_WORDS = 128, 256, 16  # of extremes.cuh
-MOST_SLOTS = 64  # of a column: more leave too few threads on a multiprocessor
+ROW_THREADS, ROW_WORDS = 256, 16  # of extremes.cuh
+BOX_THREADS, GROUP, HALF, SHORT_RUN, VECTOR = 256, 8, 4, 2, 16  # of box.cuh; VECTOR: bytes
+REGISTERS, ALL_REGISTERS = 128, 1 << 16  # of a thread, and of a multiprocessor
+# By the bytes of shared memory from which they hold: samples of a window down a column, more of which leave too few
+# threads on a multiprocessor; bytes of one along a row, more of which leave too few results of a tile.
+MOST = ((160 << 10, 64, 1040), (0, 24, 520))
+ENOUGH_THREADS = 384  # of a multiprocessor
 NARROW_BYTES = 128  # of the samples inside an axis: below this, a warp's columns are no whole lines of memory
-BLOCKS = 4096  # enough for every device
 MAX_BLOCKS = (1 << 31) - 1
-MAX_LENGTH = 1 << 30  # of an axis: positions have 32 bits
+MAX_LENGTH = 1 << 30  # of an axis, and of the samples inside one: positions have 32 bits
 
 
 class ExtremesTask(ctypes.Structure):
@@ -30,100 +35,192 @@ class ExtremesTask(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_longlong) for name in ("planes", "inner", "pieces")),
         *((name, ctypes.c_int) for name in ("length", "out_length", "first", "piece")),
-        *((name, ctypes.c_int) for name in ("taps", "step", "mode", "is_first", "is_last", "omit_nan", "has_nodata")),
+        *((name, ctypes.c_int) for name in ("taps", "mode", "is_first", "is_last", "omit_nan", "has_nodata")),
+    )
+
+
+class BoxTask(ctypes.Structure):
+    """struct BoxTask of box.cuh."""
+
+    _fields_ = (
+        *((name, ctypes.c_longlong) for name in ("planes", "in_plane", "out_plane", "in_pitch", "out_pitch")),
+        *((name, ctypes.c_longlong) for name in ("columns", "out_columns", "tile")),
+        *((name, ctypes.c_int) for name in ("rows", "out_rows", "tiles", "bands", "band")),
+        *((name, ctypes.c_int) for name in ("first_y", "first_x", "mode_y", "mode_x")),
+        *((name, ctypes.c_int) for name in ("taps_y", "taps_x", "step", "pair", "slots")),
+        *((name, ctypes.c_int) for name in ("is_first", "is_last", "omit_nan", "has_nodata")),
+        *((name, ctypes.c_int) for name in ("aligned_in", "aligned_out", "subtracts")),
     )
 
 
 def applies(task: Task) -> bool:
     """Whether a task is the minimum or the maximum of a box. Integers have no value to spare for missing samples."""
     is_extreme = int(task.rank.of(task.samples)) in (0, task.samples - 1)
-    is_short = all(axis.length < MAX_LENGTH for axis in task.axes)
+    lengths = [axis.length + axis.taps for axis in task.axes]
+    is_short = max(lengths) < MAX_LENGTH and math.prod(lengths[1:]) * task.inner < MAX_LENGTH
     return is_short and is_extreme and task.footprint is None and (task.nodata is None or task.dtype.kind == "f")
 
 
-def run(image: Any, task: Task, out: Any, stream: Any) -> None:
+def run(image: Any, task: Task, out: Any, stream: Any, difference: Difference | None = None) -> None:
     import cupy
 
     passes = [*_passes(task)]
     least = "true" if int(task.rank.of(task.samples)) == 0 else "false"
-    cval, nodata, empty = constants(task)
-    source = image
+    types, values, source = f"{C_TYPES[task.dtype.name]}, {least}", constants(task), image
     for number, each in enumerate(passes):
-        size = each.planes * each.out_length * each.inner
-        target = out if number == len(passes) - 1 else cupy.empty(size, task.dtype)
         each.is_first, each.is_last = number == 0, number == len(passes) - 1
         each.omit_nan, each.has_nodata = task.omit_nan, task.nodata is not None
-        _launch(each, f"{C_TYPES[task.dtype.name]}, {least}", task.dtype.itemsize, stream,
-                (source, target, each, cval, nodata, empty))  # fmt: skip
+        target = out if each.is_last else cupy.empty(_samples(each), task.dtype)
+        if isinstance(each, ExtremesTask):
+            _launch_rows(each, types, task.dtype.itemsize, stream, (source, target, each, *values))
+        else:
+            other = source
+            if each.is_last and difference is not None:
+                each.subtracts, other, difference.is_done = 1 + difference.reverse, difference.image, True
+            _launch_box(each, types, task.dtype.itemsize, stream, (source, target, other, each, *values))
         source = target
 
 
-def _passes(task: Task) -> Iterator[ExtremesTask]:
-    """The last axis first. At least one, which may have a window of one sample."""
-    lengths = [axis.length for axis in task.axes]
-    wide = [index for index in (2, 1, 0) if task.axes[index].taps > 1] or [2]
-    for index in wide:
-        axis = task.axes[index]
-        planes = task.planes * math.prod(lengths[:index])
-        inner = math.prod(lengths[index + 1 :]) * task.inner
-        is_narrow = inner * task.dtype.itemsize < NARROW_BYTES
-        most = _most_row_taps(inner, task.dtype.itemsize) if is_narrow else MOST_SLOTS
-        parts = _parts(axis.taps, most, stepped=not is_narrow)
-        length, left = axis.length, axis.taps - 1
-        for number, (taps, step) in enumerate(parts):
-            left -= (taps - 1) * step
-            yield ExtremesTask(
-                planes=planes, length=length, out_length=axis.out_length + left, inner=inner, taps=taps, step=step,
-                **_border(axis, number),
-            )  # fmt: skip
-            length = axis.out_length + left
-        lengths[index] = axis.out_length
+def _samples(each: ExtremesTask | BoxTask) -> int:
+    """Of a pass's results."""
+    if isinstance(each, ExtremesTask):
+        return int(each.planes * each.out_length * each.inner)
+    return int(each.planes * each.out_plane)
 
 
-def _border(axis: Axis, number: int) -> dict[str, int]:
-    """Only an axis's first pass looks beyond its edge."""
-    first, mode = (axis.first, axis.mode) if number == 0 else (0, "valid")
-    return {"first": first, "mode": MODES.index(mode)}
+def _passes(task: Task) -> Iterator[ExtremesTask | BoxTask]:
+    """The last axes first. At least one, which may have a window of one sample."""
+    first, rows, columns = task.axes
+    none, itemsize = Axis(length=1, out_length=1, first=0, taps=1, mode="valid"), task.dtype.itemsize
+    planes, across = task.planes * first.length, columns.out_length * task.inner
+    if task.inner == 1 and (max(rows.taps, columns.taps) > 1 or first.taps == 1):
+        yield from _box(planes, rows, columns, itemsize)
+    else:
+        if columns.taps > 1 and task.inner * itemsize < NARROW_BYTES:
+            yield from _rows(planes * rows.length, columns, task.inner, itemsize)
+        elif columns.taps > 1:
+            yield from _box(planes * rows.length, columns, _whole(none, task.inner), itemsize)
+        if rows.taps > 1 or max(columns.taps, first.taps) == 1:
+            yield from _box(planes, rows, _whole(none, across), itemsize)
+    if first.taps > 1:
+        yield from _box(task.planes, first, _whole(none, rows.out_length * across), itemsize)
 
 
-def _most_row_taps(inner: int, itemsize: int) -> int:
-    """A row's window takes at most half of a block's samples."""
-    samples = ROW_THREADS * ROW_WORDS * max(4, itemsize) // itemsize
-    return samples // 2 // inner
+def _whole(axis: Axis, length: int) -> Axis:
+    return Axis(length=length, out_length=length, first=axis.first, taps=axis.taps, mode=axis.mode)
 
 
-def _parts(taps: int, most: int, *, stepped: bool) -> list[tuple[int, int]]:
+def _rows(planes: int, axis: Axis, inner: int, itemsize: int) -> Iterator[ExtremesTask]:
+    """Passes along rows of few channels; a window takes at most half of a block's samples."""
+    most = ROW_THREADS * ROW_WORDS * max(4, itemsize) // itemsize // 2 // inner
+    length, left, parts = axis.length, axis.taps - 1, [most] * ((axis.taps - 2) // (most - 1))
+    parts.append(axis.taps - sum(parts) + len(parts))
+    for number, taps in enumerate(parts):
+        left -= taps - 1
+        first, mode = (axis.first, axis.mode) if number == 0 else (0, "valid")
+        yield ExtremesTask(
+            planes=planes, length=length, out_length=axis.out_length + left, inner=inner, taps=taps, first=first,
+            mode=MODES.index(mode),
+        )  # fmt: skip
+        length = axis.out_length + left
+
+
+def _box(planes: int, rows: Axis, columns: Axis, itemsize: int) -> Iterator[BoxTask]:
+    """Passes of a box over the results of the one before; between them rows begin at whole vectors."""
+    each = VECTOR // itemsize
+    most, most_bytes = next(limits for shared, *limits in MOST if shared <= shared_bytes_a_multiprocessor())
+    down, pairs, across = _parts(rows.taps, most), list[int](), columns.taps
+    while across * itemsize > most_bytes:
+        pairs.insert(0, across // 2 // each * each)
+        across -= pairs[0]
+    count = max(len(down), 1 + len(pairs))
+    down, pairs = [*down, *[(1, 1)] * (count - len(down))], [0, *[0] * (count - 1 - len(pairs)), *pairs]
+    left_down, left_across = rows.taps - 1, sum(pairs)
+    height, width, pitch = rows.length, columns.length, columns.length
+    for number, ((taps, step), pair) in enumerate(zip(down, pairs, strict=True)):
+        left_down -= (taps - 1) * step
+        left_across -= pair
+        out_height, out_width = rows.out_length + left_down, columns.out_length + left_across
+        out_pitch = out_width if number == count - 1 else -(-out_width // each) * each
+        border = (rows, columns) if number == 0 else (Axis(length=0, out_length=0, first=0, taps=1, mode="valid"),) * 2
+        yield BoxTask(
+            planes=planes, in_plane=height * pitch, out_plane=out_height * out_pitch, in_pitch=pitch,
+            out_pitch=out_pitch, columns=width, out_columns=out_width, rows=height, out_rows=out_height,
+            first_y=border[0].first, first_x=border[1].first, mode_y=MODES.index(border[0].mode),
+            mode_x=MODES.index(border[1].mode), taps_y=taps, taps_x=across if number == 0 else 1, step=step, pair=pair,
+        )  # fmt: skip
+        height, width, pitch = out_height, out_pitch, out_pitch
+
+
+def _parts(taps: int, most: int) -> list[tuple[int, int]]:
     """Windows, each over the results of the one before, that make one of `taps`: (taps, step)."""
     if taps <= most:
         return [(taps, 1)]
-    if not stepped:
-        return [(most, 1), *_parts(taps - most + 1, most, stepped=False)]
     many = min(most, math.isqrt(taps))
     step = taps // many
-    return [*_parts(taps - (many - 1) * step, most, stepped=True), (many, step)]
+    return [*_parts(taps - (many - 1) * step, most), (many, step)]
 
 
-def _launch(task: ExtremesTask, types: str, itemsize: int, stream: Any, arguments: Any) -> None:
+def _launch_rows(task: ExtremesTask, types: str, itemsize: int, stream: Any, arguments: Any) -> None:
     word = max(4, itemsize)
     each = word // itemsize
-    if task.inner * itemsize < NARROW_BYTES:
-        row = task.out_length * task.inner
-        halo = (task.taps - 1) * task.inner + each
-        threads = min(ROW_THREADS, -(-(row + halo) // (each * ROW_WORDS * 32)) * 32)
-        task.piece = min(threads * ROW_WORDS * each - halo, row)
-        task.pieces = -(-row // task.piece)
-        kernel("rank", f"extreme_rows<{types}>").launch(
-            (min(task.planes * task.pieces, MAX_BLOCKS),), (threads,), arguments,
-            shared_bytes=threads * ROW_WORDS * word, stream=stream,
-        )  # fmt: skip
-        return
-    across = -(-task.inner // (COLUMN_THREADS * each))
-    results = -(-task.out_length // task.step)
-    wanted = -(-BLOCKS // (across * task.step * task.planes))
-    task.pieces = max(1, min(wanted, results // (4 * task.taps)))
-    task.piece = -(-results // task.pieces)
-    blocks = across * task.pieces * task.step * task.planes
-    kernel("rank", f"extreme_columns<{types}>").launch(
-        (min(blocks, MAX_BLOCKS),), (COLUMN_THREADS,), arguments,
-        shared_bytes=COLUMN_THREADS * word * task.taps, stream=stream,
+    row = task.out_length * task.inner
+    halo = (task.taps - 1) * task.inner + each
+    threads = min(ROW_THREADS, -(-(row + halo) // (each * ROW_WORDS * 32)) * 32)
+    task.piece = min(threads * ROW_WORDS * each - halo, row)
+    task.pieces = -(-row // task.piece)
+    kernel("rank", f"extreme_rows<{types}>").launch(
+        (min(task.planes * task.pieces, MAX_BLOCKS),), (threads,), arguments,
+        shared_bytes=threads * ROW_WORDS * word, stream=stream,
     )  # fmt: skip
+
+
+def _launch_box(task: BoxTask, types: str, itemsize: int, stream: Any, arguments: Any) -> None:
+    each = VECTOR // itemsize
+    source, target, *_ = arguments
+    task.aligned_in = task.in_pitch % each == source.data.ptr % VECTOR == 0
+    task.aligned_out = task.out_pitch % each == target.data.ptr % VECTOR == 0
+    run = 1 if task.taps_y == 1 else SHORT_RUN if task.taps_y <= GROUP else GROUP
+    task.slots = 0 if run == 1 else run * (-(-(task.taps_y - 1) // run) + 1)
+    ahead = (0 if task.aligned_out else each - 1) + each - 1  # at most: samples of a tile before its first window
+    is_short = task.taps_x < 2 * each
+    is_direct = task.taps_x == 1 and task.aligned_out and task.first_x % each == 0
+    lost = 0 if is_direct else ahead // each + 3 if is_short else (ahead + task.taps_x - 1) // each + 1
+    bytes_a_thread = VECTOR * (task.slots + HALF) + 4 * each
+    if not is_short:
+        bytes_a_thread += HALF * (VECTOR + max(4, itemsize))
+    rows = -(-task.out_rows // task.step)
+    threads, task.band = _shape(
+        bytes_a_thread, lost, -(-(task.out_columns + ahead) // each), rows, task.planes * task.step,
+        task.taps_y, multiprocessors(), shared_bytes_a_multiprocessor(),
+    )  # fmt: skip
+    task.tile = (threads - lost) * each
+    task.tiles = -(-(task.out_columns + (0 if task.aligned_out else each - 1)) // task.tile)
+    task.bands = -(-rows // task.band)
+    blocks = task.tiles * task.step * task.bands * task.planes
+    kernel("rank", f"extreme_box<{types}>").launch(
+        (blocks,), (threads,), arguments, shared_bytes=threads * bytes_a_thread, stream=stream
+    )
+
+
+@functools.lru_cache(maxsize=256)
+def _shape(
+    bytes_a_thread: int, lost: int, vectors: int, rows: int, others: int, taps: int, processors: int, shared: int
+) -> tuple[int, int]:
+    """Threads of a block and rows of a band, for the least time by this model: a block's time is its rows', and blocks
+    come in waves, each of those that the device holds."""
+    best, least = (0, 0), math.inf
+    for threads in range(BOX_THREADS, 0, -32):
+        held = min(shared // (threads * bytes_a_thread + 1024), ALL_REGISTERS // REGISTERS // threads)
+        if threads <= lost or held < 1:
+            continue
+        tiles = -(-vectors // (threads - lost))
+        slowed = max(1.0, ENOUGH_THREADS / (threads * held)) ** 0.5
+        for waves in range(1, 9):
+            bands = min(max(1, waves * processors * held // (tiles * others)), rows)
+            band = -(-rows // bands)
+            turns = -(-tiles * others * bands // (processors * held))
+            time = turns * (band + taps - 1 + 2 * GROUP) * held * threads * slowed
+            if time < least:
+                best, least = (threads, band), time
+    return best

@@ -84,7 +84,7 @@ class Reduction:
     @classmethod
     def of(cls, header: ImageHeader) -> Reduction:
         nearest = header.dtype.kind == "b" or isinstance(header.metadata.get(LABELS), Mapping)
-        return cls(axes=header.axes, nearest=nearest, missing=geotiff.nodata_of(header))
+        return cls(axes=header.axes, nearest=nearest, missing=geotiff.nodata_of(header.metadata, header.dtype))
 
     @property
     def method(self) -> str:

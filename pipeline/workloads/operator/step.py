@@ -73,7 +73,7 @@ class Step:
         self.remarks: dict[str, Any] = dict(extents)
         if "nodata" in self._arguments:
             if self._arguments["nodata"] is None:
-                self._arguments["nodata"] = nodata_of(source)
+                self._arguments["nodata"] = nodata_of(source.metadata, source.dtype)
             if self._arguments["nodata"] is not None:
                 self.remarks["nodata"] = f"{self._arguments['nodata']:g}, left out"
         self.header = source

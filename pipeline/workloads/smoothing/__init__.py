@@ -111,7 +111,7 @@ class SmoothingJob:
         given, asked, dtype = self.parameters.nodata, self.parameters, self.header.dtype
         if given is not None and not holds(dtype, given):
             raise ParameterError(f"--nodata {given:g}: {self.spec.input} is {dtype.name}, which cannot have it")
-        nodata = nodata_of(self.header) if given is None else given
+        nodata = nodata_of(self.header.metadata, self.header.dtype) if given is None else given
         cannot = any(asked.order or ()) or asked.nan_policy == "raise" or math.isnan(asked.cval)
         if nodata is None or cannot:
             return None
@@ -128,7 +128,7 @@ class SmoothingJob:
     def _nodata_remark(self) -> dict[str, str]:
         if self._nodata is not None:
             return {"nodata": f"{self._nodata:g}, left out"}
-        declared = nodata_of(self.header)
+        declared = nodata_of(self.header.metadata, self.header.dtype)
         return {} if declared is None else {"nodata": f"{declared:g}, smoothed like any other value"}
 
     @property

@@ -115,5 +115,22 @@ def test_a_gpu_gives_the_bits_of_the_cpu(name: str, dtype: str) -> None:
     image = samples_of((161, 147, 3), dtype)
     for options in ({"size": (4, 33)}, {"size": 131}, {"size": (300, 1)}, {"footprint": disk(3)}):
         for mode in ("nearest", "constant"):
-            found = getattr(ours, name)(cupy.asarray(image), mode=mode, channel_axis=2, **options)
-            same_bits(found.get(), getattr(ours, name)(image, mode=mode, channel_axis=2, **options), f"{options}")
+            found = getattr(ours, name)(cupy.asarray(image), mode=mode, cval=7, channel_axis=2, **options)
+            expected = getattr(ours, name)(image, mode=mode, cval=7, channel_axis=2, **options)
+            same_bits(found.get(), expected, f"{options}")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "int16", "float32", "float64"])
+@pytest.mark.parametrize("name", ["white_tophat", "black_tophat"])
+def test_a_gpu_subtracts_rows_of_any_alignment(name: str, dtype: str) -> None:
+    import cupy
+
+    for columns, offset, nodata in ((1024, 0, None), (1023, 0, None), (512, 1, None), (517, 3, 7)):
+        image = samples_of((83, columns), dtype)
+        given = cupy.empty(image.size + offset, dtype)[offset:].reshape(image.shape)
+        given[...] = cupy.asarray(image)
+        for size in (1, 3, 20, 67):
+            out = cupy.empty(image.size + 5, dtype)[5 - offset :][: image.size].reshape(image.shape)
+            getattr(ours, name)(given, size, nodata=nodata, out=out)
+            same_bits(out.get(), getattr(ours, name)(image, size, nodata=nodata), f"{columns} {size}")

@@ -8,7 +8,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kernels.rank import DTYPES, MODES, ball, cross, cuda, disk, median_filter, percentile_filter, rank_filter
+from kernels.rank import (
+    DTYPES,
+    MODES,
+    ball,
+    cross,
+    cuda,
+    disk,
+    maximum_filter,
+    median_filter,
+    minimum_filter,
+    percentile_filter,
+    rank_filter,
+)
 from kernels.rank.cuda import VARIANTS
 from tests.kernels.rank.cases import same_bits, samples_of
 
@@ -114,6 +126,32 @@ def test_rows_and_pointers_of_any_alignment(cupy: Any, dtype: str, columns: int,
         same_bits(cupy.asnumpy(target), median_filter(values, size, mode="mirror"), f"{size}")
         target[...] = 77
         assert bool((around == 77).all()), size
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("columns", [4099, 2048, 61])
+def test_boxes_of_every_size(cupy: Any, dtype: str, columns: int) -> None:
+    """Several tiles and bands, in one pass and in several, windows larger than the image, inputs and outputs at any
+    address; nothing is written beside the output."""
+    sizes = [1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 33, 51, 64, 65, 130, 521, 1023]
+    rng = np.random.default_rng(columns)
+    for index, across in enumerate(sizes):
+        down, shape = int(rng.choice(sizes)), (int(rng.integers(1, 211)), columns)
+        values = samples_of(shape, dtype, index)
+        before, after = (int(each) for each in rng.integers(0, 17, 2))
+        if index % 2 == 0:
+            before = after = 0
+        source = cupy.empty(values.size + before, dtype)[before:].reshape(shape)
+        source[...] = cupy.asarray(values)
+        around = cupy.full(values.size + after + 80, 77, dtype)
+        target = around[16 + after : 16 + after + values.size].reshape(shape)
+        mode = [mode for mode in MODES if mode != "valid"][index % 5]
+        for filtered in (minimum_filter, maximum_filter):
+            filtered(source, (down, across), mode=mode, cval=7, out=target)
+            expected = filtered(values, (down, across), mode=mode, cval=7)
+            same_bits(cupy.asnumpy(target), expected, f"{shape} {down} × {across} {mode} {before} {after}")
+        target[...] = 77
+        assert bool((around == 77).all()), (down, across)
 
 
 @pytest.mark.large

@@ -11,12 +11,9 @@ import re
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from pipeline.formats.image.base import ImageHeader
 
 PIXEL_SCALE, TIEPOINT, TRANSFORMATION = 33550, 33922, 34264
 KEY_DIRECTORY, DOUBLE_PARAMS, ASCII_PARAMS, GDAL_METADATA, NODATA = 34735, 34736, 34737, 42112, 42113
@@ -73,11 +70,11 @@ class GeoTags:
         return found
 
 
-def nodata_of(header: ImageHeader) -> float | None:
-    """The value that the file states for missing samples (GDAL_NODATA), if its samples can have it."""
-    place = header.metadata.get("geo")
+def nodata_of(metadata: Mapping[str, Any], dtype: np.dtype[Any]) -> float | None:
+    """The value that a header's metadata states for missing samples (GDAL_NODATA), if its samples can have it."""
+    place = metadata.get("geo")
     value = place.nodata if isinstance(place, GeoTags) else None
-    return value if value is not None and holds(header.dtype, value) else None
+    return value if value is not None and holds(dtype, value) else None
 
 
 def holds(dtype: np.dtype[Any], value: float) -> bool:
