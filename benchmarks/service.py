@@ -6,6 +6,7 @@ accept  : 100 jobs a second; all acknowledged jobs are in the list, and each suc
 list    : 10,000 finished jobs, page by page, and the first page
 queued  : 100,000 queued jobs: the first page of the list, and the page in a browser
 poison  : small files that take gigabytes once they are read: how much later another job of the same queue is done
+array   : an array of jobs, each of one TIFF of 512² u16, from the submission until the last one is done
 small   : a small job from submission to result, minus the time of the same job in a separate process
 drain   : SIGTERM in the middle of a job: seconds until the server has ended, and the work that is not repeated
 memory  : of the server and its workers while many jobs run; `memory` alone takes minutes
@@ -36,6 +37,7 @@ from typing import Any
 
 import h5py
 import numpy as np
+import tifffile
 
 from benchmarks.options import Options
 from pipeline.api_models import TERMINAL, State
@@ -393,6 +395,28 @@ def poison(folder: Path, options: argparse.Namespace) -> Iterator[Figure]:
     yield Figure(name="memory of the server, growth", value=after - before, unit="MiB")
 
 
+def array(folder: Path, options: argparse.Namespace) -> Iterator[Figure]:
+    service, count, rounds = Service(folder), options.files, 3
+    (folder / "data" / "plate").mkdir()
+    rng = np.random.default_rng(1)
+    for number in range(count):
+        image = rng.integers(0, 65536, (512, 512)).astype(np.uint16)
+        tifffile.imwrite(folder / "data" / "plate" / f"{number}.tif", image)
+    seconds = []
+    with service.running() as client:
+        client.submit("smooth", "plate/0.tif", "warm.tif").wait()
+        for turn in range(rounds):
+            (folder / "data" / f"out-{turn}").mkdir()
+            jobs = client.submit_array("smooth", "plate/{index}.tif", f"out-{turn}/{{index}}.tif", f"0-{count - 1}")
+            views = {view["id"]: view for view in all_over(client, count)}
+            ours = [views[job.id] for job in jobs]
+            assert all(view["state"] == "succeeded" for view in ours)
+            seconds.append(max(view["finished_at"] for view in ours) - min(view["submitted_at"] for view in ours))
+            print(f"  {count / seconds[-1]:.0f} files/s", flush=True)
+    rate = count / statistics.median(seconds)
+    yield Figure(name="an array of small images", value=rate, unit="files/s", goal=">= 300 files/s", met=rate >= 300)
+
+
 def small(folder: Path, options: argparse.Namespace) -> Iterator[Figure]:
     service, count = Service(folder), 60
     make_image(folder / "data", "small.npy", (512, 512))
@@ -476,6 +500,7 @@ PARTS = {
     "list": list_jobs,
     "queued": queued,
     "poison": poison,
+    "array": array,
     "small": small,
     "drain": drain,
     "memory": memory,
@@ -487,6 +512,7 @@ def main() -> None:
     parser.add_parts(PARTS, default=[name for name in PARTS if name != "memory"])
     parser.add_argument("--seconds", type=float, default=10.0, help="duration of submitting")
     parser.add_argument("--jobs", type=int, default=5000, help="number of jobs of `memory`")
+    parser.add_argument("--files", type=int, default=1000, help="number of images of `array`")
     parser.add_json()
     options = parser.parse_args()
     figures: list[Figure] = []

@@ -109,6 +109,12 @@ class InputIdentity:
         self._digest = digest.hexdigest()
 
 
+def sha256_of_file(path: Path) -> str:
+    """Of a small file. Raises OSError."""
+    with open(path, "rb", buffering=0, opener=open_beneath) as file:
+        return hashlib.sha256(file.read()).hexdigest()
+
+
 def _blocks(path: Path) -> Iterator[bytes]:
     if isinstance(path, ObjectPath):
         for start in range(0, path.head()["size"], _REQUEST_BYTES):

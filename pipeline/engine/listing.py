@@ -228,6 +228,22 @@ class Scan:
         return kind
 
 
+def alike(
+    first: Path, wanted: Sequence[Wanted], most_bytes: int
+) -> tuple[StoredSamples | None, list[tuple[Wanted, ListedFile]]]:
+    """The files that can share chunks with the input `first`, that one included; none if it has to be run alone.
+
+    most_bytes : of the samples of each file
+    """
+    scan = Scan()
+    for file in wanted:
+        scan.add(file)
+    for (kind, _), files in scan.kinds.items():
+        if files[0][0].input == first and kind.nbytes <= most_bytes:
+            return kind.stored, files
+    return None, []
+
+
 def _stored(reader: ImageReader, size: int) -> StoredSamples | None:
     run = reader.run
     if run is None or run[1] + reader.header.nbytes > size:

@@ -164,7 +164,7 @@ def _ring_bytes(job: OpenJob, memory_bytes: int) -> int:
     """The memory left for the ring besides the job's workspace and the input that it holds."""
     if isinstance(job, NeedsWorkspace):
         memory_bytes -= job.workspace_bytes(memory_bytes)
-    held = job.hold_at_most(memory_bytes // 4) if isinstance(job, HoldsInput) else 0
+    held = job.hold_at_most(memory_bytes // 2) if isinstance(job, HoldsInput) else 0
     if held > memory_bytes // 2:
         raise ParameterError(
             f"{job.spec.input} must be held whole, which takes {format_bytes(held)} of memory; "

@@ -86,7 +86,7 @@ def estimate_of(planned: PlannedJob) -> tuple[dict[str, int], int]:
     return estimate, sum(chunk.work for chunk in plan.chunks)
 
 
-class _StopRequested(Exception):
+class StopRequested(Exception):
     """The run was asked to stop, or no longer owns its job."""
 
 
@@ -111,6 +111,8 @@ class Run:
     planning: bool = True
     started: float = field(default_factory=time.monotonic, init=False)
     thread: threading.Thread | None = None
+    company: tuple[StoredJob, ...] = ()  # other jobs that run together with this one
+    cancelled: set[str] = field(default_factory=set)  # those of all these jobs that are being cancelled
     _job: OpenJob | None = field(default=None, init=False)  # once planned
     _lease: Lease | None = field(default=None, init=False)
     _record: StageRecord | None = field(default=None, init=False)  # once chunks move
@@ -139,6 +141,11 @@ class Run:
         written = self._written + sum(told["write"][2] for told in unfinished)
         return UnderWay(seconds=time.monotonic() - self._began, stages=stages, chunks_done=written)
 
+    @property
+    def jobs(self) -> list[StoredJob]:
+        """Its job and those that run together with it."""
+        return [self.claimed, *self.company]
+
     def used(self, seconds: float) -> Used:
         """What the run used in its `seconds`: they count for every device that it could use, also if others did too."""
         described = self.executor.device.describe()
@@ -153,22 +160,26 @@ class Run:
     def outcome(self) -> tuple[Event, Facts]:
         """Runs the job and returns how it ended; raises only if the store fails."""
         event, receipt = self._outcome()
-        return event, Facts(receipt=receipt, memory_bytes=self._memory_bytes, gpu_memory_bytes=self._gpu_memory_bytes)
+        return event, self.facts(receipt)
+
+    def facts(self, receipt: Mapping[str, Any] | None) -> Facts:
+        """Facts of the end of the run, without its time."""
+        return Facts(receipt=receipt, memory_bytes=self._memory_bytes, gpu_memory_bytes=self._gpu_memory_bytes)
 
     def _outcome(self) -> tuple[Event, Mapping[str, Any] | None]:
         epoch = self.epoch
         try:
             output = self.roots.writable(self.claimed.asked.output)
             self.cleanup.wait_until_removed(output)
-            self._check()
+            self.check()
             receipt = self._finished_before(output) or self._carry_out()
             return Published(epoch), receipt
-        except _StopRequested:
-            return self._stopped(), None
+        except StopRequested:
+            return self.stopped(), None
         except ProcessDied as error:
             metrics.count_error(error)
             if self.stopping.is_set() or self.preempted.is_set():
-                return self._stopped(), None
+                return self.stopped(), None
             self.log(str(error))
             return Died(epoch, "the process that reads the input"), None
         except Crowded as error:
@@ -200,7 +211,7 @@ class Run:
             what = short or f"internal error: {type(error).__name__}: {error}"
             return Failed(epoch, what, transient=short is not None), None
 
-    def _stopped(self) -> Event:
+    def stopped(self) -> Event:
         is_preempted = self.preempted.is_set() and not self.stopping.is_set()
         return Preempted(self.epoch) if is_preempted else Stopped(self.epoch)
 
@@ -228,22 +239,30 @@ class Run:
             self.release()
 
     def _planned(self, check: Callable[[], None]) -> PlannedJob:
-        options, open_job = run_options(self.memory_bytes, self.limits, self.claimed.job.id), None
-        spec = self._spec()
-        if self.processes is not None:
-            self._lease = self.processes.lease(check)
-            open_job = partial(self._lease.open, most_bytes=self.limits.memory_bytes)
+        return self.planned(self._spec(), run_options(self.memory_bytes, self.limits, self.claimed.job.id), check)
+
+    def planned(self, spec: JobSpec, options: RunOptions, check: Callable[[], None]) -> PlannedJob:
+        """The job of this spec, opened in a process that `check` can end, and planned."""
+        open_job, lease = None, self.leased(check)
+        if lease is not None:
+            open_job = partial(lease.open, most_bytes=self.limits.memory_bytes)
         planned = plan_job(spec, self.executor.device, options, open_job)
-        if self._lease is not None:
-            self._lease.settle()
+        if lease is not None:
+            lease.settle()
         return planned
+
+    def leased(self, check: Callable[[], None]) -> Lease | None:
+        """The process of this run, until `release`; None: jobs are opened here."""
+        if self._lease is None and self.processes is not None:
+            self._lease = self.processes.lease(check)
+        return self._lease
 
     def _carry_out(self) -> Mapping[str, Any]:
         options = run_options(self.memory_bytes, self.limits, self.claimed.job.id)
-        planned = self._planned(self._check_planning)
+        planned = self._planned(self.check_planning)
         self._job = planned.job
         try:
-            self._wait_for_place()
+            self.wait_for_place()
             self._refuse_older()
             estimate, work = estimate_of(planned)
             facts = Facts(estimate=estimate, work=work)
@@ -253,33 +272,33 @@ class Run:
             raise
         events = RunEvents(
             on_written=self._count,
-            on_begun=self._begin,
+            on_begun=self.begin,
             on_recut=self._begin_anew,
             on_computed=self._finish,
-            on_memory=self._note_memory,
+            on_memory=self.note_memory,
             on_kept=lambda kept, chunks: self.log(
                 f"{kept} of {counted(chunks, 'chunk')} kept" if kept else "the last iterate kept"
             ),
-            check=self._check,
+            check=self.check,
         )
         return run_job(planned, options, events=events, stream=self.executor.stream)
 
-    def _check_planning(self) -> None:
-        self._check()
+    def check_planning(self) -> None:
+        self.check()
         if time.monotonic() - self.started > self.planning_s:
             raise LimitExceeded(
                 f"{self.claimed.asked.input}: opening it and planning the job take more than "
                 f"{format_seconds(self.planning_s)}; check the file, or have the service's planning_s raised"
             )
 
-    def _wait_for_place(self) -> None:
+    def wait_for_place(self) -> None:
         """Returns once a job that was planned slowly has a place again; the wait does not count as its time."""
         began = time.monotonic()
         if not self.may_run():
             self.log("planned, and waits for a place: others took its place while it was planned")
         while not self.may_run():
             if self.stopping.wait(PLACE_S):
-                raise _StopRequested
+                raise StopRequested
         self.started += time.monotonic() - began
 
     def _finished_before(self, output: Path) -> Mapping[str, Any] | None:
@@ -303,7 +322,7 @@ class Run:
             confinement=self.roots.confine(),
         )
 
-    def _begin(self, record: StageRecord) -> None:
+    def begin(self, record: StageRecord) -> None:
         self._record, self._began = record, time.monotonic()
 
     def _count(self, chunk: Chunk) -> None:
@@ -324,7 +343,7 @@ class Run:
         self._go_on_after(Recut(self.epoch, len(plan.chunks)))
 
     def _finish(self) -> None:
-        self._check()
+        self.check()
         self._refuse_older()
         self._go_on_after(Computed(self.epoch))
 
@@ -332,15 +351,15 @@ class Run:
         if self.claimed.asked.no_clobber:
             refuse_existing(self.roots.writable(self.claimed.asked.output))
 
-    def _note_memory(self, memory_bytes: int | None, gpu_memory_bytes: int | None) -> None:
+    def note_memory(self, memory_bytes: int | None, gpu_memory_bytes: int | None) -> None:
         if memory_bytes is not None:
             self._memory_bytes = max(memory_bytes, self._memory_bytes or 0)
         if gpu_memory_bytes is not None:
             self._gpu_memory_bytes = max(gpu_memory_bytes, self._gpu_memory_bytes or 0)
 
-    def _check(self) -> None:
+    def check(self) -> None:
         if self.stopping.is_set() or self.preempted.is_set():
-            raise _StopRequested
+            raise StopRequested
         limit_s, ran_s = self.limits.time_s, self.claimed.used.seconds + time.monotonic() - self.started
         if limit_s is not None and ran_s > limit_s:
             raise LimitExceeded(
@@ -352,12 +371,13 @@ class Run:
         """Stores the event, and stops if this run no longer owns the job."""
         job = self.tell(event, facts)
         if job.epoch != self.epoch or job.state not in ACTIVE or job.cancelling:
-            raise _StopRequested
+            raise StopRequested
 
     def release(self) -> None:
         """Gives back what the run holds; call it last."""
-        if self._lease is not None:
-            self._lease.release()
+        lease, self._lease = self._lease, None
+        if lease is not None:
+            lease.release()
 
     def draw_preview(self, preview: Path) -> None:
         """Draws a preview; failing to do so does not fail the job."""

@@ -9,19 +9,20 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any, TypeVar
 
 from pipeline import metrics
 from pipeline.api_models import State
 from pipeline.cluster.executor import Executor
 from pipeline.engine.run import finished_before
-from pipeline.errors import MillraceError, ServiceRefused, StorageError
+from pipeline.errors import Crowded, MillraceError, ServiceRefused, StorageError, UserError, counted
 from pipeline.service.cleanup import Cleanup
-from pipeline.service.job_process import JobProcesses
+from pipeline.service.job_process import JobProcesses, ProcessDied
 from pipeline.service.jobs import (
     MOST_DEATHS,
     Action,
@@ -34,13 +35,16 @@ from pipeline.service.jobs import (
     Progressed,
     Published,
     Stop,
+    Stopped,
 )
 from pipeline.service.roots import DataRoots
-from pipeline.service.run import Run, UnderWay
+from pipeline.service.run import Run, StopRequested, UnderWay
 from pipeline.service.store import Facts, Store, StoredJob
+from pipeline.service.together import Company, Sizes, Together, gathered, may_have_company, remove_what_is_left
 
 LOG = logging.getLogger("millrace.service")
 LEASE_S = 30.0
+_Told = TypeVar("_Told")
 # How often the queue is checked without being woken.
 POLL_S = 1.0
 PRUNE_S = 600.0
@@ -151,7 +155,9 @@ class Runner:
         self._processes = processes
         self._cleanup = Cleanup(store, roots)
         self._backoff = Backoff()
-        self._runs: dict[str, Run] = {}
+        self._runs: dict[str, Run] = {}  # by their job, or the first of several that run together
+        self._sizes = Sizes()
+        self._gathering = threading.Lock()
         self._estimating = threading.Lock()
         self._to_be_alone: set[str] = set()  # running jobs that shared their workers' memory with one that made room
         self._lock = threading.Lock()
@@ -167,7 +173,9 @@ class Runner:
         newest = self._store.newest_event()  # before others are written by this clock
         self._clock = ClockCheck(time.time() if newest is None else newest, time.monotonic())
         cancelled = self._store.lately_cancelled(LATELY_S)
-        for job, epoch in self._store.lost(self.name, now=time.time(), lease_s=LEASE_S, others_too=True):
+        lost = self._store.lost(self.name, now=time.time(), lease_s=LEASE_S, others_too=True)
+        self._remove_what_is_left([job for job, _ in lost])
+        for job, epoch in lost:
             self._take_over(job, epoch, crashed)
         for job in cancelled:  # the kill may have interrupted the removal
             self.act(job, (Discard(),))
@@ -183,6 +191,17 @@ class Runner:
         else:
             self._tell(job, Died(epoch, "the server") if crashed else LeaseLost(epoch))
 
+    def _remove_what_is_left(self, jobs: Sequence[str]) -> None:
+        """Removes what runs of several jobs together have left."""
+        folders = set()
+        for job in jobs:
+            asked = self._store.job(job).asked
+            if asked.array_id is not None:
+                with suppress(MillraceError):
+                    folders.add((self._roots.of(asked.group).writable(asked.output).parent, asked.array_id))
+        for folder, array_id in folders:
+            remove_what_is_left(folder, array_id)
+
     def wake(self) -> None:
         """Looks for claimable jobs now."""
         self._woken.set()
@@ -191,9 +210,12 @@ class Runner:
         """Performs actions of the state machine."""
         for action in actions:
             if isinstance(action, Stop):
-                with self._lock:
-                    run = self._runs.get(job)
-                if run is not None and run.epoch == action.epoch:
+                run = self._run_with(job)
+                if run is None or not any(each.job.id == job and each.job.epoch == action.epoch for each in run.jobs):
+                    continue
+                if run.company:
+                    run.cancelled.add(job)
+                else:
                     run.stopping.set()
             elif isinstance(action, Discard):
                 with suppress(MillraceError):
@@ -221,14 +243,26 @@ class Runner:
 
     def under_way(self, job: str) -> UnderWay | None:
         """Progress of a job's run; None without a run here, or before its first chunk."""
-        with self._lock:
-            run = self._runs.get(job)
+        run = self._run_with(job)
         return run.under_way() if run is not None else None
+
+    def _run_with(self, job: str) -> Run | None:
+        """The newest run of a job, alone or together with others."""
+        with self._lock:
+            runs = list(self._runs.values())
+        return next((run for run in reversed(runs) if any(each.job.id == job for each in run.jobs)), None)
 
     @property
     def running(self) -> int:
+        """Runs; jobs that run together are one."""
         with self._lock:
             return len(self._runs)
+
+    def _together(self) -> Counter[str]:
+        """By owner, how many jobs run together with another one that counts."""
+        with self._lock:
+            runs = list(self._runs.values())
+        return Counter(each.asked.owner for run in runs for each in run.company)
 
     # The dispatcher
 
@@ -240,7 +274,7 @@ class Runner:
                 now, tick = time.time(), time.monotonic()
                 if tick - renewed > LEASE_S / 3:
                     with self._lock:
-                        at_work = list(self._runs)
+                        at_work = [each.job.id for run in self._runs.values() for each in run.jobs]
                     self._store.renew(self.name, at_work, now=now, lease_s=LEASE_S)
                     renewed = tick
                     for job, epoch in self._store.lost(self.name, now=now, lease_s=LEASE_S, others_too=False):
@@ -323,7 +357,10 @@ class Runner:
         ):
             return
         priority = self._store.most_urgent(
-            now=now, owner_cap=self._limits.jobs_at_once_of_an_owner, but=self._slow_planners()
+            now=now,
+            owner_cap=self._limits.jobs_at_once_of_an_owner,
+            but=self._slow_planners(),
+            together=self._together(),
         )
         if priority is None or priority <= 0:  # only operators may submit above 0
             return
@@ -345,6 +382,7 @@ class Runner:
         claimed = self._store.claim(
             self.name, now=time.time(), lease_s=LEASE_S, owner_cap=self._limits.jobs_at_once_of_an_owner,
             but=self._slow_planners(),
+            together=self._together(),
         )  # fmt: skip
         if claimed is None:
             return False
@@ -410,6 +448,10 @@ class Runner:
         """The body of the run's thread."""
         job = run.claimed.job.id
         try:
+            company = self._company_of(run)
+            if company is not None:
+                self._run_together(run, company)
+                return
             event, facts = run.outcome()
             seconds = time.monotonic() - run.started
             if isinstance(event, Failed) and event.transient:
@@ -421,6 +463,8 @@ class Runner:
             )
             if isinstance(event, Published) and self._previews is not None:
                 run.draw_preview(self._previews / f"{job}.png")
+        except StopRequested:
+            self._tell_until_stored(run.claimed.job, run.stopping, run.stopped())
         except MillraceError as error:
             LOG.error("job %s: %s", job, error)  # the lease expires, and the job runs again
             metrics.count_error(error)
@@ -434,24 +478,106 @@ class Runner:
                     del self._runs[job]
             self.wake()
 
+    def _company_of(self, run: Run) -> Company | None:
+        """Jobs that run together with the run's own, claimed. Raises StopRequested."""
+        claimed = run.claimed
+        array_id, job = claimed.asked.array_id, claimed.job.id
+        if array_id is None or not may_have_company(claimed) or self._sizes.of(array_id) < 2:
+            return None
+        while not self._gathering.acquire(timeout=POLL_S):  # otherwise two runs would choose the same jobs
+            run.check()
+        try:
+            company = gathered(
+                run,
+                self._sizes.of(array_id),
+                lambda most: self._store.company(job, most=most),
+                lambda wanted: self._claim_company(run, wanted),
+            )
+        except ProcessDied:
+            self._sizes.failed(array_id, 1)
+            run.release()
+            return None
+        except MillraceError as error:  # running alone tells whether it lasts
+            metrics.count_error(error)
+            return None
+        finally:
+            self._gathering.release()
+        return company
+
+    def _claim_company(self, run: Run, wanted: Sequence[str]) -> Sequence[StoredJob]:
+        claimed = self._store.claim_company(
+            run.claimed.job.id, wanted, self.name, now=time.time(), lease_s=LEASE_S
+        )  # fmt: skip
+        run.company = tuple(claimed)
+        return claimed
+
+    def _run_together(self, run: Run, company: Company) -> None:
+        began, array_id = time.monotonic(), str(run.claimed.asked.array_id)
+        count = len(company.members)
+        ending: Event = Stopped(run.epoch)  # all are of the same epoch, the first
+        receipts: Mapping[str, Mapping[str, Any]] = {}
+        try:
+            receipts = Together(run, company, partial(self._tell_all_until_stored, run.stopping)).carry_out()
+            self._sizes.took(array_id, count, time.monotonic() - began)
+            self._backoff.succeeded()
+        except StopRequested:
+            ending = run.stopped()
+        except Exception as error:  # running alone tells whose fault it is
+            self._sizes.failed(array_id, count)
+            metrics.count_error(error)
+            if isinstance(error, Crowded):
+                self._let_alone(run.claimed.job.id)
+            elif not isinstance(error, UserError):
+                self._backoff.failed()
+            if not isinstance(error, MillraceError):
+                LOG.exception("job %s", run.claimed.job.id)
+            self._log(run.claimed.job.id, f"it and {counted(count - 1, 'other job')} run one by one now: {error}")
+        seconds = (time.monotonic() - began) / count
+        used, facts = run.used(seconds), run.facts(None)
+        used = replace(used, read_bytes=used.read_bytes // count, written_bytes=used.written_bytes // count)
+        changes: list[tuple[str, Event, Facts]] = []
+        for each in run.jobs:
+            receipt = receipts.get(each.job.id)
+            event = ending if receipt is None else Published(each.job.epoch)
+            changes.append((each.job.id, event, replace(facts, receipt=receipt, used=used, run_seconds=seconds)))
+        self._tell_all_until_stored(run.stopping, changes)
+
     def _tell(self, job: str, event: Event, facts: Facts | None = None) -> Job:
         after, actions = self._store.apply(job, event, now=time.time(), facts=facts or Facts())
         self.act(job, actions)
         return after
 
+    def _tell_all(self, changes: Sequence[tuple[str, Event, Facts]]) -> list[Job]:
+        """As `_tell`, for several jobs at once."""
+        outcomes = self._store.apply_all(changes, now=time.time())
+        for (job, _, _), (_, actions) in zip(changes, outcomes, strict=True):
+            self.act(job, actions)
+        return [after for after, _ in outcomes]
+
     def _tell_until_stored(self, job: Job, stopping: threading.Event, event: Event, facts: Facts | None = None) -> Job:
         """As `_tell`, but waits while the store fails: what is not stored would be done again. Progress may be lost."""
+        if not isinstance(event, Progressed):
+            return self._until_stored(stopping, job.id, lambda: self._tell(job.id, event, facts))
+        try:
+            return self._tell(job.id, event, facts)
+        except StorageError:
+            return job
+
+    def _tell_all_until_stored(
+        self, stopping: threading.Event, changes: Sequence[tuple[str, Event, Facts]]
+    ) -> list[Job]:
+        return self._until_stored(stopping, changes[0][0], lambda: self._tell_all(changes))
+
+    def _until_stored(self, stopping: threading.Event, job: str, tell: Callable[[], _Told]) -> _Told:
         is_first = True
         while True:
             try:
-                return self._tell(job.id, event, facts)
+                return tell()
             except StorageError as error:
-                if isinstance(event, Progressed):
-                    return job
                 if stopping.is_set():
                     raise
                 if is_first:
-                    LOG.error("job %s waits: %s", job.id, error)
+                    LOG.error("job %s waits: %s", job, error)
                     metrics.count_error(error)
                 is_first = False
             stopping.wait(POLL_S)

@@ -35,10 +35,13 @@ def open_existing(path: Path, flags: int, *, lock: bool) -> int:
     return descriptor
 
 
-def mode_of(output: Path) -> int | None:
-    """The permissions of an older output; None if there is none, so that the user's umask applies."""
+def mode_of(output: Path | str, folder: int | None = None) -> int | None:
+    """The permissions of an older output; None if there is none, so that the user's umask applies.
+
+    folder : a descriptor of the folder that `output` is in
+    """
     try:
-        mode = output.lstat().st_mode
+        mode = os.stat(output, dir_fd=folder, follow_symlinks=False).st_mode
     except FileNotFoundError:
         return None
     return mode & _PERMISSIONS if stat.S_ISREG(mode) or stat.S_ISDIR(mode) else None

@@ -350,9 +350,15 @@ def sync_folder(folder: Path) -> None:
     """Sync the folder's entries."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        sync_opened(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync_opened(folder: int) -> None:
+    """Sync the entries of an open folder."""
+    try:
+        os.fsync(folder)
     except OSError as exc:
         if exc.errno not in (errno.EINVAL, errno.ENOTSUP):  # file systems that cannot sync a folder
             raise
-    finally:
-        os.close(descriptor)

@@ -7,7 +7,7 @@ import os
 import stat
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.errors import InputError, StorageError, counted, too_many_files
-from pipeline.storage.confinement import open_beneath
+from pipeline.storage.confinement import in_its_folder, open_beneath
 
 _WAYS_OUT = {
     errno.ENOENT: "no such file; check the path",
@@ -131,6 +131,17 @@ class SharedDescriptor:
         # Dropped without close, as by an interrupted caller, it must not leak its descriptor.
         with suppress(AttributeError):  # __init__ failed before it had opened anything
             self.close()
+
+
+class OpenFolder(SharedDescriptor):
+    """An open folder, to use by its descriptor: a confined one is where its name says. Raises OSError."""
+
+    def __init__(self, path: Path) -> None:
+        with in_its_folder(path / "_") as here:
+            super().__init__(path, os.open(here.parent, os.O_RDONLY | os.O_DIRECTORY))
+
+    def in_use(self) -> AbstractContextManager[int]:
+        return self._in_use()
 
 
 def _opened(path: Path) -> int:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.errors import InputError, OperatorError, ParameterError, StorageError
 from pipeline.formats.image.base import Region
-from pipeline.formats.image.file_list import FileList, FileListWriter, is_list
+from pipeline.formats.image.file_list import FileList, FileListWriter, is_list, vouch
 from pipeline.storage.partial import Opening
 from pipeline.workloads.protocol import (
     ArraySpec,
@@ -43,8 +43,17 @@ class NotTogether(ParameterError):
     """These files are to be run one after the other."""
 
 
+@runtime_checkable
+class LeavesOut(Protocol):
+    """A job of a list of files, also one that is open in another process."""
+
+    def leave_out(self, numbers: Sequence[int]) -> None: ...
+
+
 def open_job(workload: Workload, spec: JobSpec) -> OpenJob:
     """The job, opened; of a list of files, one that survives damaged files."""
+    if spec.list_sha256 is not None:
+        vouch(spec.input, spec.list_sha256)
     job = workload.open(spec)
     return ManyFiles(job) if is_list(spec.input) else job
 
@@ -127,8 +136,13 @@ class ManyFiles:
     def reference(self) -> Reference:
         return self._reference
 
+    def leave_out(self, numbers: Sequence[int]) -> None:
+        """Do not publish these files."""
+        self.failed.update({number: "left out" for number in numbers if number not in self.failed})
+
     def close(self) -> None:
         self.job.close()
+        vouch(self.spec.input, None)
 
 
 class _WithoutFailed:

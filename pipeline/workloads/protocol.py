@@ -152,6 +152,7 @@ class JobSpec:
     """A job as the user asks for it.
 
     confinement : of a service's job: its paths may not lead out of these folders, in any process that receives the spec
+    list_sha256 : of a service's job of a list of files: the SHA-256 of the list, which the service has made
     """
 
     workload: str
@@ -159,6 +160,7 @@ class JobSpec:
     output: Path
     parameters: Parameters
     confinement: Confinement | None = None
+    list_sha256: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,15 +3,20 @@
 The list `NAME.files` is JSON that `write_list` makes: the files, their sizes and times, and what their results are
 called. The result of such a job is `NAME.result.files` beside it. Files are written into a folder beside that list,
 and get their names in the list's `folder` when the list is published, after one sync for all of them.
+
+In a service only lists that it has made itself are used, by their SHA-256: a user's list could name anyone's files.
+Folders are used through descriptors, so that no link leads out of the data roots.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -24,10 +29,10 @@ from pipeline.errors import InputError, OutputError, StorageError
 from pipeline.formats.image.base import ImageFormat, ImageHeader, ImageReader, ImageWriter, Region, Storage, require_fit
 from pipeline.formats.image.contiguous import ContiguousSamples
 from pipeline.formats.image.metadata.notes import Notes
-from pipeline.storage.confinement import is_confined, open_beneath
+from pipeline.storage.confinement import in_its_folder, is_confined, open_beneath
 from pipeline.storage.output_lock import mode_of
-from pipeline.storage.partial import Callback, Opening, PartialFile, no_callback, sync_file_system, sync_folder
-from pipeline.storage.positional import PositionalFile, memory_of, reading
+from pipeline.storage.partial import Callback, Opening, PartialFile, no_callback, sync_file_system, sync_opened
+from pipeline.storage.positional import OpenFolder, PositionalFile, memory_of, reading
 from pipeline.storage.writable import writing
 
 SUFFIX = ".files"
@@ -70,11 +75,11 @@ class FileList:
 
     @classmethod
     def read(cls, path: Path) -> FileList:
-        """InputError if the list is missing or damaged, or a service's user names it: it may list any file."""
-        if is_confined(path):
-            raise InputError(f"{path}: is a list of files, which a service does not take; submit the files themselves")
+        """InputError if the list is missing or damaged, or a service has not made it."""
         with reading(path), open(path, "rb", opener=open_beneath) as file:
             text = file.read()
+        if is_confined(path) and _vouched.get(path) != sha256_of(text):
+            raise InputError(f"{path}: is a list of files, which a service does not take; submit the files themselves")
         try:
             found = json.loads(text)
             stored = found["stored"]
@@ -85,6 +90,21 @@ class FileList:
             )
         except (ValueError, TypeError, KeyError) as error:
             raise InputError(f"{path}: the list of files is damaged; run the job again without --resume") from error
+
+
+_vouched: dict[Path, str] = {}  # SHA-256 by the path of the list
+
+
+def vouch(path: Path, sha256: str | None) -> None:
+    """From now on this process reads that confined list, if its content has this SHA-256; None: no longer."""
+    if sha256 is None:
+        _vouched.pop(path, None)
+    else:
+        _vouched[path] = sha256
+
+
+def sha256_of(encoded: bytes) -> str:
+    return hashlib.sha256(encoded).hexdigest()
 
 
 def result_of(listed: Path) -> Path:
@@ -250,16 +270,17 @@ class FileListWriter(ImageWriter):
         self._list = FileList.read(_listed(path))
         self._one = of_one_file(header)
         self._staged = path.with_name(path.name + ".staged")
-        self._staged_prefix = f"{self._staged}/"
+        self._opened: OpenFolder | None = None  # the staged folder
+        self._opening = threading.Lock()
         text = self._list.encoded()
         self._partial = PartialFile(path, len(text), opening)
         self._live = opening is not Opening.JOIN  # owned, and neither published, kept nor discarded
         if opening is Opening.NEW:
             try:
                 self._partial.write_at(0, text)
-                with writing(path):
-                    shutil.rmtree(self._staged, ignore_errors=True)
-                    self._staged.mkdir()
+                self._remove_staged()
+                with writing(path), in_its_folder(self._staged) as here:
+                    here.mkdir()
             except BaseException:
                 self._partial.discard()
                 raise
@@ -291,7 +312,8 @@ class FileListWriter(ImageWriter):
             return
         pieces = [memoryview(head), memory_of(samples)]
         try:
-            descriptor = os.open(f"{self._staged_prefix}{name}", _NEW, 0o666)
+            with self._in_staged() as folder:
+                descriptor = os.open(name, _NEW, 0o666, dir_fd=folder)
             try:
                 if os.writev(descriptor, pieces) != len(head) + samples.nbytes:  # as on a nearly full disk
                     _write_all(descriptor, pieces)
@@ -300,6 +322,15 @@ class FileListWriter(ImageWriter):
         except OSError as error:
             with writing(Path(self._list.folder, name), samples.nbytes):
                 raise error
+
+    @contextmanager
+    def _in_staged(self) -> Iterator[int]:
+        """A descriptor of the folder of files that have no name yet."""
+        with self._opening:
+            if self._opened is None:
+                self._opened = OpenFolder(self._staged)
+        with self._opened.in_use() as descriptor:
+            yield descriptor
 
     def _header_of(self, file: ListedFile) -> ImageHeader:
         """With the notes of the file itself, in which files of a list may differ."""
@@ -312,52 +343,59 @@ class FileListWriter(ImageWriter):
             return replace(self._one, notes=Notes())
 
     def flush(self) -> None:
-        with writing(self.path):
-            descriptor = os.open(self._staged, os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                sync_file_system(descriptor)
-            finally:
-                os.close(descriptor)
+        with writing(self.path), self._in_staged() as staged:
+            sync_file_system(staged)
 
     def publish(self, on_sealed: Callback = no_callback) -> None:
         self.flush()
-        folder = Path(self._list.folder)
-        with writing(folder / self._list.files[0].output):
+        first = Path(self._list.folder, self._list.files[0].output)
+        with (
+            writing(first),
+            closing(OpenFolder(first.parent)) as opened,
+            opened.in_use() as folder,
+            self._in_staged() as staged,
+        ):
             older = set(os.listdir(folder))  # noqa: PTH208 - thousands
-        for number, file in enumerate(self._list.files):
-            if number not in self.left_out:
-                self._put(file.output, is_new=file.output not in older)
-        with writing(folder / self._list.files[0].output):
-            sync_folder(folder)
+            for number, file in enumerate(self._list.files):
+                if number not in self.left_out:
+                    self._put(staged, folder, file.output, is_new=file.output not in older)
+            sync_opened(folder)
         self._partial.publish(on_sealed)
-        self._live = False
-        shutil.rmtree(self._staged, ignore_errors=True)
+        self._close()
+        self._remove_staged()
 
-    def _put(self, name: str, *, is_new: bool) -> None:
+    def _put(self, staged: int, folder: int, name: str, *, is_new: bool) -> None:
         """Give a result its name, and the permissions of the older one it replaces."""
-        staged, final = f"{self._staged_prefix}{name}", f"{self._list.folder}/{name}"
         try:
-            mode = None if is_new else mode_of(Path(final))
+            mode = None if is_new else mode_of(name, folder)
             if mode is not None:
-                os.chmod(staged, mode)  # noqa: PTH101
-            os.replace(staged, final)  # noqa: PTH105
-        except FileNotFoundError as error:
-            if is_new:  # else a run that was killed while it published has renamed it
-                with writing(Path(final)):
-                    raise error
+                os.chmod(name, mode, dir_fd=staged)
+            os.replace(name, name, src_dir_fd=staged, dst_dir_fd=folder)
         except OSError as error:
-            with writing(Path(final)):
-                raise error
+            # A run that was killed while it published has renamed it.
+            if is_new or not isinstance(error, FileNotFoundError):
+                with writing(Path(self._list.folder, name)):
+                    raise error
 
     def keep(self) -> None:
-        self._live = False
+        self._close()
         self._partial.keep()
 
     def discard(self) -> None:
         if self._live:
-            self._live = False
-            shutil.rmtree(self._staged, ignore_errors=True)
+            self._close()
+            self._remove_staged()
+        self._close()
         self._partial.discard()
+
+    def _close(self) -> None:
+        self._live = False
+        if self._opened is not None:
+            self._opened.close()
+
+    def _remove_staged(self) -> None:
+        with suppress(OSError), in_its_folder(self._staged) as here:
+            shutil.rmtree(here, ignore_errors=True)
 
 
 def _write_all(descriptor: int, pieces: Sequence[memoryview]) -> None:

@@ -45,6 +45,7 @@ from pipeline.service.jobs import ACTIVE
 from pipeline.service.parameters import parameters_of
 from pipeline.service.roots import DataRoots
 from pipeline.service.store import JobFilter, NewJob, StoredJob
+from pipeline.service.together import draw_late_preview
 from pipeline.service.webhooks import check_webhook
 from pipeline.storage import archive
 from pipeline.storage.objects import ObjectPath
@@ -261,7 +262,9 @@ class _OpenFile(FileResponse):
 )  # fmt: skip
 def preview(service: ThisService, user: CurrentUser, job: str) -> FileResponse:
     """A small image of the result."""
-    picture = service.previews / f"{_succeeded(service, user, job).job.id}.png"
+    stored = _succeeded(service, user, job)
+    picture = service.previews / f"{stored.job.id}.png"
+    draw_late_preview(stored, service.roots.of(stored.asked.group).within(stored.asked.output), picture)
     if not picture.is_file():
         raise HTTPException(404, f"job {job} has no preview")
     return FileResponse(picture, media_type="image/png")

@@ -13,9 +13,8 @@ from pipeline.api_models import SILENT_S, EventView, JobLimits, JobView, Progres
 from pipeline.engine.stages import STAGES, StageTotals
 from pipeline.service.jobs import ACTIVE
 from pipeline.service.run import UnderWay
-from pipeline.service.store import NewJob, StoredEvent, StoredJob
+from pipeline.service.store import MOST_OF_AN_ARRAY, NewJob, StoredEvent, StoredJob
 
-MOST_OF_AN_ARRAY = 10_000
 # Of all jobs of one request: storing them takes a second, in which no other job can be stored.
 MOST_DEPENDENCIES = 100_000
 # Jobs cannot run if every worker's last heartbeat is older.

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
+import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -21,7 +22,7 @@ from pipeline.errors import ParameterError, StorageError, counted
 from pipeline.service.jobs import ACTIVE, Claimed, DependencyFailed, Event, Outcome, RetryRequested
 from pipeline.service.store.database import Database
 from pipeline.service.store.job_events import JobEvents
-from pipeline.service.store.limits import UNFINISHED, Cap, HoldKind, Rules, Subject, called
+from pipeline.service.store.limits import NOT_TOGETHER, UNFINISHED, Cap, HoldKind, Rules, Subject, called
 from pipeline.service.store.records import (
     NO_FACTS,
     Delivery,
@@ -39,6 +40,8 @@ from pipeline.service.store.transaction import NoSuchJob, OutputTaken, Reading, 
 
 __all__ = [
     "HALF_LIFE_S",
+    "MOST_COMPANY",
+    "MOST_OF_AN_ARRAY",
     "Cap",
     "Delivery",
     "DependencyForgotten",
@@ -59,6 +62,9 @@ LEAST_ROOM_BYTES = 1 << 20  # on the disk: with less, no job is accepted
 HALF_LIFE_S = 24 * 3600.0  # of an owner's past use: yesterday's counts half
 PRUNED_AT_ONCE = 200  # keeps transactions short
 SESSIONS_OF_A_TOKEN = 100
+MOST_COMPANY = 512  # of jobs that run together
+# The numbers of the jobs of an array follow each other.
+MOST_OF_AN_ARRAY = 10_000
 REQUEST_KEPT_S = 7 * 24 * 3600.0  # how long an idempotency key is remembered
 
 
@@ -151,19 +157,12 @@ class Store:
 
         Raises NoSuchJob, and IllegalTransition if the event cannot happen.
         """
+        return self.apply_all([(job, event, facts)], now=now)[0]
+
+    def apply_all(self, changes: Sequence[tuple[str, Event, Facts]], *, now: float) -> list[Outcome]:
+        """As `apply`, for several events in one transaction."""
         with self._write(now) as transaction:
-            if facts.used is not None:  # even if the event is ignored
-                values = {"seconds": facts.used.device_seconds}
-                ran = {"id": job, "run_seconds": facts.run_seconds}
-                whose = transaction.execute("add_device_seconds", **values, **ran).fetchone()
-                if whose is not None:
-                    owner, group = whose["owner"], whose["owner_group"]
-                    transaction.execute("add_share", **values, owner=owner, at=now)
-                    transaction.account(Usage(day=None, owner=owner, group=group, runs=1, **vars(facts.used)))
-            if facts.memory_bytes is not None or facts.gpu_memory_bytes is not None:
-                taken = {"memory_bytes": facts.memory_bytes, "gpu_memory_bytes": facts.gpu_memory_bytes}
-                transaction.execute("note_memory", id=job, **taken)
-            return transaction.apply(job, event, facts)
+            return [_applied(transaction, job, event, facts, now) for job, event, facts in changes]
 
     def retry(self, job: str, *, now: float) -> Outcome:
         """Queues a failed or cancelled job again; it waits for its dependencies as they are now.
@@ -191,15 +190,23 @@ class Store:
             return result
 
     def claim(
-        self, runner: str, *, now: float, lease_s: float, owner_cap: int, but: Collection[str] = ()
+        self,
+        runner: str,
+        *,
+        now: float,
+        lease_s: float,
+        owner_cap: int,
+        but: Collection[str] = (),
+        together: Mapping[str, int] = NOT_TOGETHER,
     ) -> StoredJob | None:
         """Claims the next job for this runner until its lease ends; None if there is none.
 
         owner_cap : maximum number of one owner's active jobs, unless an operator has set another
         but       : owners whose jobs wait
+        together  : by owner, how many active jobs run together with another one: they do not count
         """
         with self._write(now) as transaction:
-            found = self._claimable(transaction, now, owner_cap, but)
+            found = self._claimable(transaction, now, owner_cap, but, together)
             if found is None:
                 return None
             facts = Facts(runner=runner, lease_until=now + lease_s)
@@ -208,14 +215,43 @@ class Store:
         metrics.job_queue_wait.labels(claimed.asked.workload).observe(max(now - found["changed_at"], 0.0))
         return claimed
 
-    def most_urgent(self, *, now: float, owner_cap: int, but: Collection[str] = ()) -> int | None:
+    def company(self, job: str, *, most: int) -> list[StoredJob]:
+        """Queued jobs of the same array, with the same parameters and limits, that may run together with this one: the
+        next ones, none of which has been claimed before."""
+        with self._read() as reading:
+            return [stored(row, frozenset(), frozenset()) for row in _company(reading, job, most)]
+
+    def claim_company(
+        self, job: str, wanted: Sequence[str], runner: str, *, now: float, lease_s: float
+    ) -> list[StoredJob]:
+        """Claims those of these jobs that are still company of an active job, as many as may run."""
+        with self._write(now) as transaction:
+            asked, rules = transaction.job(job).asked, self._rules(transaction, now)
+            blocked = rules.blocked(sys.maxsize)
+            if blocked is None or asked.owner in blocked.owners or asked.group in blocked.groups:
+                return []
+            room = rules.room(asked.owner, asked.group)
+            rows = {row["id"]: row for row in _company(transaction, job, MOST_COMPANY)}
+            chosen = [each for each in wanted if each in rows][: int(min(room, MOST_COMPANY))]
+            for each in chosen:
+                transaction.apply(each, Claimed(1), Facts(runner=runner, lease_until=now + lease_s))
+            claimed = [transaction.job(each) for each in chosen]
+        for each in chosen:
+            metrics.job_queue_wait.labels(asked.workload).observe(max(now - rows[each]["changed_at"], 0.0))
+        return claimed
+
+    def most_urgent(
+        self, *, now: float, owner_cap: int, but: Collection[str] = (), together: Mapping[str, int] = NOT_TOGETHER
+    ) -> int | None:
         """The priority of the job that `claim` would give; None if there is none."""
         with self._read() as reading:
-            found = self._claimable(reading, now, owner_cap, but)
+            found = self._claimable(reading, now, owner_cap, but, together)
             return None if found is None else int(found["priority"])
 
-    def _claimable(self, reading: Reading, now: float, owner_cap: int, but: Collection[str]) -> sqlite3.Row | None:
-        blocked = self._rules(reading, now).blocked(owner_cap)
+    def _claimable(
+        self, reading: Reading, now: float, owner_cap: int, but: Collection[str], together: Mapping[str, int]
+    ) -> sqlite3.Row | None:
+        blocked = self._rules(reading, now).blocked(owner_cap, together)
         if blocked is None:
             return None
         owners, groups = json.dumps([*blocked.owners, *but]), json.dumps(blocked.groups)
@@ -468,6 +504,25 @@ class Store:
         for usage in transaction.used:
             usage.count()
         self.job_events.notify(transaction.changed)
+
+
+def _applied(transaction: Transaction, job: str, event: Event, facts: Facts, now: float) -> Outcome:
+    if facts.used is not None:  # even if the event is ignored
+        values = {"seconds": facts.used.device_seconds}
+        ran = {"id": job, "run_seconds": facts.run_seconds}
+        whose = transaction.execute("add_device_seconds", **values, **ran).fetchone()
+        if whose is not None:
+            owner, group = whose["owner"], whose["owner_group"]
+            transaction.execute("add_share", **values, owner=owner, at=now)
+            transaction.account(Usage(day=None, owner=owner, group=group, runs=1, **vars(facts.used)))
+    if facts.memory_bytes is not None or facts.gpu_memory_bytes is not None:
+        taken = {"memory_bytes": facts.memory_bytes, "gpu_memory_bytes": facts.gpu_memory_bytes}
+        transaction.execute("note_memory", id=job, **taken)
+    return transaction.apply(job, event, facts)
+
+
+def _company(reading: Reading, job: str, most: int) -> list[sqlite3.Row]:
+    return reading.execute("company", id=job, within=MOST_OF_AN_ARRAY, most=most).fetchall()
 
 
 def _refuse_too_many(transaction: Transaction, rules: Rules, new: Sequence[NewJob], most: int | None) -> None:

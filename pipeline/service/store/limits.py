@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -14,6 +15,7 @@ from pipeline.service.store.transaction import Reading
 
 Subject = Literal["owner", "group"]
 HoldKind = Literal["owner", "group", "all"]
+NOT_TOGETHER: Mapping[str, int] = {}
 # Limits on an owner's or a group's jobs that run, and that are unfinished; the others are quotas.
 RUNNING, UNFINISHED = "running", "unfinished"
 # By quota: how an amount is written, and how much of it one row of the accounts has.
@@ -67,10 +69,11 @@ class Rules:
     def cap(self, kind: Subject, name: str, what: str) -> float | None:
         return self._caps.get((kind, name, what), self._caps.get((kind, "", what)))
 
-    def blocked(self, owner_cap: int) -> Blocked | None:
+    def blocked(self, owner_cap: int, together: Mapping[str, int] = NOT_TOGETHER) -> Blocked | None:
         """Whose jobs may not be claimed; None: nobody's may.
 
-        owner_cap : how many jobs of an owner may run if no cap says otherwise
+        owner_cap : how many jobs of an owner may run if no cap says otherwise; those that run together count as one
+        together  : by owner, how many jobs run together with another one that counts
         """
         found: dict[str, set[str]] = {"owner": set(), "group": set()}
         for hold in self.holds:
@@ -82,7 +85,9 @@ class Rules:
         defaults: dict[Subject, float | None] = {"owner": owner_cap, "group": None}
         for kind, default in defaults.items():
             for name, count in _summed(active, kind, lambda row: row["jobs"]).items():
-                most = self.cap(kind, name, RUNNING) or default
+                most = self.cap(kind, name, RUNNING)
+                if most is None and default is not None:
+                    most, count = default, count - together.get(name, 0)
                 if most is not None and count >= most:
                     found[kind].add(name)
             for what, (_, amount_of) in _SPENT.items():
@@ -91,6 +96,19 @@ class Rules:
                     if quota is not None and amount >= quota:
                         found[kind].add(name)
         return Blocked(sorted(found["owner"]), sorted(found["group"]))
+
+    def room(self, owner: str, group: str) -> float:
+        """How many more jobs of theirs may run by the caps that are set, and by the quotas of jobs."""
+        left = math.inf
+        active = self._reading.execute("active_by_owner").fetchall()
+        spent = self._reading.execute("usage_sums", first=self._first).fetchall() if self._has_quotas() else []
+        whose: dict[Subject, str] = {"owner": owner, "group": group}
+        for kind, name in whose.items():
+            running = _summed(active, kind, lambda row: row["jobs"]).get(name, 0)
+            ended = _summed(spent, kind, _SPENT["jobs"][1]).get(name, 0)
+            for what, used in ((RUNNING, running), ("jobs", running + ended)):
+                left = min(left, (self.cap(kind, name, what) or math.inf) - used)
+        return left
 
     def refuse_over_quota(self, owner: str, group: str) -> None:
         """ParameterError if the owner, or the group, has used up a quota; it says when some of it is free again."""

@@ -100,6 +100,16 @@ FROM heads JOIN jobs ON jobs.number = heads.number LEFT JOIN shares ON shares.ow
 ORDER BY jobs.priority DESC, COALESCE(halved(shares.device_seconds, :now - shares.at), 0), jobs.number
 LIMIT 1;
 
+-- name: company
+-- Further jobs of the same array that may run together with this one, which is its first: none has been claimed before.
+SELECT jobs.* FROM jobs AS first JOIN jobs NOT INDEXED ON jobs.number > first.number AND jobs.number <= first.number + :within
+WHERE first.id = :id AND jobs.array_id = first.array_id AND jobs.owner = first.owner
+  AND jobs.owner_group = first.owner_group AND jobs.workload = first.workload AND jobs.parameters = first.parameters
+  AND jobs.priority = first.priority AND jobs.limits = first.limits
+  AND jobs.state = 'queued' AND jobs.epoch = 0 AND jobs.held = 0 AND jobs.parked = 0
+  AND NOT EXISTS (SELECT 1 FROM dependencies WHERE job = jobs.id AND state = 'waiting')
+ORDER BY jobs.number LIMIT :most;
+
 -- name: turns_taken
 -- Of an array, up to :most.
 SELECT COUNT(*) FROM (

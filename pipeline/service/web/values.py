@@ -43,6 +43,8 @@ def facts_of(receipt: Mapping[str, Any]) -> dict[str, str]:
     """The main facts of a receipt."""
     device, audit = receipt.get("device", {}), receipt.get("audit", {})
     found = {"Chunks": f"{receipt['chunks']:,}"} if "chunks" in receipt else {}
+    if receipt.get("together"):
+        found["Together with"] = counted(receipt["together"] - 1, "other job") + " of the array"
     if receipt.get("resumed_chunks"):
         found["Chunks"] += f", {receipt['resumed_chunks']:,} of them by an earlier run"
     if "wall_seconds" in receipt:

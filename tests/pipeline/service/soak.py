@@ -2,6 +2,7 @@
 
 python -m tests.pipeline.service.soak server [--cycles 50] [--submits 20]     kill -9 of the server at random moments
 python -m tests.pipeline.service.soak workers [--jobs 50] [--every 2]         kill -9 of a worker every so many seconds
+python -m tests.pipeline.service.soak array   [--jobs 50] [--cycles 50]       of the server or a worker, with an array
 """
 
 from __future__ import annotations
@@ -167,6 +168,38 @@ def soak_workers(folder: Path, *, port: int, jobs: int, every_s: float, seed: in
     return tally
 
 
+def soak_array(folder: Path, *, port: int, jobs: int, cycles: int, seed: int = 0) -> Tally:
+    """An array of small images, which run together: so many times the server, a worker or a job's process is killed."""
+    rng, tally, data = random.Random(seed), Tally(), folder / "data"
+    data.mkdir()
+    images = [np.random.default_rng(number).integers(0, 65536, (61, 67)).astype(np.uint16) for number in range(jobs)]
+    for number, image in enumerate(images):
+        write_image(data / f"{number}.tif", image, "YX")
+    for cycle in range(cycles + 1):
+        with server(folder, port) as process, Client(f"http://127.0.0.1:{port}") as client:
+            if cycle == 0:
+                array = client.submit_array("smooth", "{index}.tif", "out-{index}.tif", f"0-{jobs - 1}", size="5")
+                tally.acknowledged = {str(number): job.id for number, job in enumerate(array)}
+            if cycle == cycles:
+                gather(client, tally)
+                break
+            ends = threading.Event()
+            ends.wait(rng.expovariate(2.0))
+            victims = [process.pid, *workers_of(process)]
+            with suppress(ProcessLookupError):
+                os.kill(rng.choice(victims), signal.SIGKILL)
+                tally.kills += 1
+            ends.wait(rng.expovariate(2.0))
+    for key, job in tally.acknowledged.items():
+        result = data / f"out-{key}.tif"
+        if tally.states.get(job) != "succeeded" or not np.array_equal(read_image(result), box(images[int(key)], 5)):
+            tally.wrong.append(key)
+    tally.wrong += [
+        each.name for each in data.iterdir() if not re.fullmatch(r"(out-)?\d+\.tif(\.receipt\.json)?", each.name)
+    ]
+    return tally
+
+
 def gather(client: Client, tally: Tally) -> None:
     """Waits for every job, and notes what became of it."""
     end = time.monotonic() + END_S
@@ -229,7 +262,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="scripts/soak", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=("server", "workers"), nargs="?", default="server")
+    parser.add_argument("what", choices=("server", "workers", "array"), nargs="?", default="server")
     parser.add_argument("--cycles", type=int, default=50)
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no cycle after so long")
     parser.add_argument("--submits", type=int, default=20, help="in each cycle")
@@ -244,6 +277,8 @@ def main() -> None:
             tally = soak(
                 Path(folder), cycles=options.cycles, submits=options.submits, most_s=60 * options.minutes, **common
             )
+        elif options.what == "array":
+            tally = soak_array(Path(folder), jobs=options.jobs, cycles=options.cycles, **common)
         else:
             tally = soak_workers(Path(folder), jobs=options.jobs, every_s=options.every, **common)
         faults = verdict(tally)

@@ -1049,7 +1049,7 @@ def test_chunks_that_several_threads_write_are_all_counted(monkeypatch):
         claimed=SimpleNamespace(job=SimpleNamespace(epoch=1)), executor=None, roots=None, cleanup=None, memory_bytes=0,
         tell=told.append, log=print,
     )  # fmt: skip
-    counted._begin(StageRecord())
+    counted.begin(StageRecord())
     threads = [
         threading.Thread(target=lambda: [counted._count(SimpleNamespace(index=n)) for n in range(10)]) for _ in range(4)
     ]
