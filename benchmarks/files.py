@@ -7,7 +7,8 @@ dask         dask.array.map_overlap with OpenCV on all cores, Zarr to Zarr, as a
 
 Rows: zarr-none, zarr-lz4, zarr-zstd (to the same), tiff-deflate (to Zarr LZ4), tiff (uncompressed, to the same);
 `libraries`: reading and writing Zarr alone, in this process, by Millrace, TensorStore, zarr-python and zarrs;
-`pyramid`: the command on two cores with a pyramid and compression, against the same without both;
+`pyramid`: the command on two cores with a pyramid and compression, against the same without both, from an uncompressed
+input and from one of the same compression;
 `overhead`: microseconds of one core for each tile or chunk, of 16² samples, so that the codecs' own time hardly counts.
 """
 
@@ -204,32 +205,33 @@ def pyramid(image: NDArray[np.uint16], folder: Path, asked: Namespace) -> None:
     """Prints how much longer, and how much more of two cores, a job takes whose result is a compressed pyramid."""
     cores = os.sched_getaffinity(0)
     os.sched_setaffinity(0, sorted(cores)[:2])
-    for suffix, compression in ((".zarr", "zstd"), (".ome.tif", "zstd"), (".ome.tif", "deflate")):
+    kinds = [(".zarr", "lz4"), (".zarr", "zstd"), (".ome.tif", "zstd"), (".ome.tif", "deflate")]
+    for (suffix, compression), of_input in itertools.product(kinds, ("none", "same")):
         source, target = folder / f"in{suffix}", folder / f"out{suffix}"
-        write(source, image, Storage(compression="none"))
-        spent: dict[str, list[float]] = {}
+        write(source, image, Storage(compression=compression if of_input == "same" else "none", levels=1))
+        cpu_s: dict[str, list[float]] = {"without": [], "with": []}
 
-        def run(name: str, command: Millrace, spent: dict[str, list[float]] = spent) -> None:
+        def run(name: str, command: Millrace, cpu_s: dict[str, list[float]] = cpu_s) -> None:
             began = resource.getrusage(resource.RUSAGE_CHILDREN)
             command()
             ended = resource.getrusage(resource.RUSAGE_CHILDREN)
-            spent.setdefault(name, []).append(ended.ru_utime + ended.ru_stime - began.ru_utime - began.ru_stime)
+            cpu_s[name].append(ended.ru_utime + ended.ru_stime - began.ru_utime - began.ru_stime)
 
         rivals = []
-        for name, storage in (
-            ("without", ["--compression", "none", "--levels", "1"]),
-            ("with", ["--compression", compression, "--levels", "auto"]),
-        ):
-            command = Millrace(source, target, ["--memory", asked.memory, *storage], asked.device)
+        for name, storage in zip(cpu_s, (("none", "1"), (compression, "auto")), strict=True):
+            options = ["--memory", asked.memory, "--compression", storage[0], "--levels", storage[1]]
+            command = Millrace(source, target, options, asked.device)
             rivals.append(Rival(name=name, device=asked.device, run=partial(run, name, command)))
         without, with_both = measure(rivals, asked.repeats)
-        times, low, high = ratio(without, with_both)
-        cpu = [b / a for a, b in zip(spent["without"][1:], spent["with"][1:], strict=True)]
-        print(
-            f"{suffix} {compression:7}: {without.median_s:.2f} s without, {with_both.median_s:.2f} s with both: "
-            f"{times:.2f} ({low:.2f}–{high:.2f}) times the time, {np.median(cpu):.2f} times the CPU time",
-            flush=True,
-        )
+        cpu = np.divide(cpu_s["with"], cpu_s["without"])[1:]
+        shown = [
+            f"{what} {seconds[0]:.2f} s without, {seconds[1]:.2f} s with: {middle:.2f} ({low:.2f}–{high:.2f}) times"
+            for what, seconds, (middle, low, high) in (
+                ("wall", (without.median_s, with_both.median_s), ratio(without, with_both)),
+                ("CPU", [np.median(each[1:]) for each in cpu_s.values()], (np.median(cpu), *band(cpu.tolist()))),
+            )
+        ]
+        print(f"{suffix:8} {compression:7} input {of_input:4}: {'; '.join(shown)}", flush=True)
     os.sched_setaffinity(0, cores)
 
 

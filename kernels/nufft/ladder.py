@@ -1,4 +1,4 @@
-"""The ladders of the non-uniform transforms: many coils of a radial slice, and of a volume."""
+"""The ladders of the non-uniform transforms: many coils, and one, of a radial slice and of a volume."""
 
 from __future__ import annotations
 
@@ -20,18 +20,21 @@ from kernels.runtime.ladder import Ladder
 EPS = 1e-3
 SLICE, SLICE_POINTS, SLICE_COILS = (256, 256), 655_360, 32
 VOLUME, VOLUME_POINTS, VOLUME_COILS = (256, 256, 176), 6_800_384, 8
+ONE_COIL_POINTS = 65_536
 READOUT = 512
 CUBE, CUBE_COILS = (256, 256, 256), 4
 
 
 def ladders() -> tuple[Ladder, ...]:
     """Both directions in two and three dimensions, and the normal operator of CG-SENSE in both."""
-    ahead = tuple(name for name in VARIANTS if name.startswith("interpolate"))
     back = tuple(name for name in VARIANTS if name.startswith("spread"))
+    ahead = tuple(name for name in VARIANTS if name not in back)
     slices, volumes = (SLICE, SLICE_POINTS, SLICE_COILS), (VOLUME, VOLUME_POINTS, VOLUME_COILS)
+    one = (SLICE, ONE_COIL_POINTS, 1), (VOLUME, VOLUME_POINTS, 1)
     return (
         *exact.ladders(),
-        *(_gridding(direction, *size) for size in (slices, volumes) for direction in (back, ahead)),
+        *(_gridding(direction[:-1], *size) for size in (slices, volumes) for direction in (back, ahead)),
+        *(_gridding(direction, *size) for size in one for direction in (back, ahead)),
         *(_toeplitz(shape, coils) for shape, coils in ((SLICE, SLICE_COILS), (CUBE, CUBE_COILS))),
     )
 

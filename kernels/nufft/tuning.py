@@ -13,6 +13,8 @@ TABLE_BYTES, SLOT_BYTES = 64 << 20, 512 << 20
 SPREAD_PART, MEAN_PARTS, REGION_PART = 256, 4, 512
 # Cells of the grids of all coils computed together, 4 GiB; values between the passes of our own FFTs, 2 GiB.
 MAX_CELLS_AT_ONCE, MAX_WORK = 1 << 29, 1 << 28
+# Cells of all coils up to which calls with the same arrays are launched as a CUDA graph, whose memory stays allocated.
+MAX_CAPTURED_CELLS = 1 << 22
 
 # CPU, an AMD EPYC 7003.
 VALUES_A_THREAD = 20_000  # with fewer, FINUFFT's threads cost more than they save

@@ -85,4 +85,7 @@ __device__ inline long long cell_index(int coil, int x, int y, int z, const Grid
 #include "gridding/order.cuh"
 #include "gridding/points.cuh"
 #include "gridding/spread.cuh"
+#include "gridding/cells.cuh"
 #include "gridding/interpolate.cuh"
+#include "gridding/gather.cuh"
+#include "gridding/grid_lines.cuh"

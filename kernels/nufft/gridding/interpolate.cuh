@@ -6,21 +6,23 @@
 
 constexpr int REGION_THREADS = 256, BATCH = 8, REGION_BINS = 2;
 
-template <int DIMS>
+// Twice as long on z for one coil, of which more fits.
+template <int DIMS, bool ONE_COIL = false>
 struct Region {
-    static constexpr int X = DIMS == 3 ? 4 : 8, Y = DIMS == 3 ? 4 * REGION_BINS : 1, Z = 4 * REGION_BINS;
-    static constexpr int COLUMNS = DIMS == 3 ? REGION_BINS * REGION_BINS : REGION_BINS;
+    static constexpr int BINS_Z = ONE_COIL ? 2 * REGION_BINS : REGION_BINS;
+    static constexpr int X = DIMS == 3 ? 4 : 8, Y = DIMS == 3 ? 4 * REGION_BINS : 1, Z = 4 * BINS_Z;
+    static constexpr int COLUMNS = DIMS == 3 ? REGION_BINS * BINS_Z : BINS_Z;
     int x, y, z;  // its first cell
 
     __device__ Region(int number, const Gridding& g) {
-        const int along_x = (g.size[0] + X - 1) / X, along_z = (g.bins[1] + REGION_BINS - 1) / REGION_BINS;
+        const int along_x = (g.size[0] + X - 1) / X, along_z = (g.bins[1] + BINS_Z - 1) / BINS_Z;
         x = number % along_x * X;
         z = number / along_x % along_z * Z;
         y = number / along_x / along_z * Y;
     }
     // Points whose first cell is in one of its columns of bins: a run of the sorted order.
     __device__ int2 run(int column, const int* __restrict__ starts, const Gridding& g) const {
-        const int bin_y = y / 4 + column / REGION_BINS, bin_z = z / 4 + column % REGION_BINS;
+        const int bin_y = y / 4 + column / BINS_Z, bin_z = z / 4 + column % BINS_Z;
         if (bin_y >= g.bins[0] || bin_z >= g.bins[1]) return make_int2(0, 0);
         const int* of_column = starts + (static_cast<long long>(bin_y) * g.bins[1] + bin_z) * g.size[0];
         const int begin = of_column[x];
@@ -35,13 +37,13 @@ struct Window {  // the cells that a region's points touch
     static constexpr int WEIGHTS = (WIDTH + 3) / 4 * 4, DEGREES = WIDTH > 5 ? DEGREE : NARROW_DEGREE;
 };
 
-template <int DIMS>
+template <int DIMS, bool ONE_COIL>
 __global__ void count_region(const int* __restrict__ starts, int* __restrict__ parts, int regions, Gridding g) {
     const int number = blockIdx.x * blockDim.x + threadIdx.x;
     if (number >= regions) return;
-    const Region<DIMS> region(number, g);
+    const Region<DIMS, ONE_COIL> region(number, g);
     int count = 0;
-    for (int column = 0; column < Region<DIMS>::COLUMNS; ++column) count += region.run(column, starts, g).y;
+    for (int column = 0; column < region.COLUMNS; ++column) count += region.run(column, starts, g).y;
     parts[number] = (count + g.part - 1) / g.part;
 }
 
@@ -91,11 +93,11 @@ struct Weighed {
 };
 
 // The rank of one of the region's candidates, and its column.
-template <int DIMS>
+template <int DIMS, bool ONE_COIL = false>
 __device__ inline int2 rank_in(const int2* runs, int candidate) {
     int column = 0;
 #pragma unroll
-    for (int c = 0; c < Region<DIMS>::COLUMNS - 1; ++c)
+    for (int c = 0; c < Region<DIMS, ONE_COIL>::COLUMNS - 1; ++c)
         if (column == c && candidate >= runs[c].y) candidate -= runs[c].y, ++column;
     return make_int2(runs[column].x + candidate, column);
 }

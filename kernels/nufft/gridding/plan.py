@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import math
 import threading
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,9 +16,19 @@ from kernels.nufft.tuning import MEAN_PARTS, REGION_PART, SPREAD_PART
 from kernels.runtime.launch import blocks_of, kernel, shared_bytes_a_block
 
 THREADS = 256
-TILE, TILES_A_BLOCK, PATCH = 4, 8, (2, 4)  # cells; tiles; a block's tiles along x and z
+TILE, TILES_A_BLOCK, PATCH = 4, 8, (2, 4)  # cells; tiles; neighbouring tiles along x and z
+OWNED = {
+    (2, False): (4, 4),
+    (3, False): (1, 4),
+    (2, True): (4, 8),
+    (3, True): (8, 8),
+}  # x, z by axes, one coil
 COEFFICIENTS = 12
-REGION = {2: (8, 1, 8), 3: (4, 8, 8)}  # cells
+REGION = {
+    (2, False): (8, 1, 8),
+    (3, False): (4, 8, 8),
+    (3, True): (4, 8, 16),
+}  # cells, by axes, one coil
 REGION_WARPS, BATCH = 8, 8
 MAX_CELLS = 1 << 33  # of a grid; the index of a column of bins then fits 32 bits
 REALS = {"float32": "float", "float64": "double"}
@@ -40,9 +52,20 @@ class GriddingStruct(ctypes.Structure):
     ]
 
 
-def launch(entry: str, grid: tuple[int, ...], threads: int, *args: Any, stream: Any, shared_bytes: int = 0) -> None:
+def launch(
+    entry: str,
+    grid: tuple[int, ...],
+    threads: int,
+    *args: Any,
+    stream: Any,
+    shared_bytes: int = 0,
+    dependent_launch: bool = False,
+) -> None:
     if all(grid):
-        kernel("nufft", entry).launch(grid, (threads,), args, shared_bytes=shared_bytes, stream=stream)
+        found = kernel("nufft", entry)
+        found.launch(
+            grid, (threads,), args, shared_bytes=shared_bytes, stream=stream, dependent_launch=dependent_launch
+        )
 
 
 def rows_grid(along: int, rows: int) -> tuple[tuple[int, int, int], int]:
@@ -57,6 +80,26 @@ def three(sizes: tuple[int, ...]) -> tuple[int, int, int]:
     return (sizes[0], 1, sizes[1]) if len(sizes) == 2 else (sizes[0], sizes[1], sizes[2])
 
 
+@dataclass(frozen=True, kw_only=True)
+class Tiles:
+    """Work items of the adjoint's warps: a tile each, or a part of a tile with many times the mean's candidates."""
+
+    items: Any  # int32 [count, 4]
+    count: int
+    heavy: Any  # int32 [split tiles, 4]
+    split: int
+    slots: int  # of partial sums
+    part: int  # candidates
+
+
+@dataclass(frozen=True, kw_only=True)
+class Regions:
+    """Work items of the forward transform's blocks."""
+
+    items: Any  # int32 [count, 2]
+    count: int
+
+
 class SortedTrajectory:
     """A trajectory sorted for a grid, and the work lists of the kernels that run on it."""
 
@@ -69,6 +112,7 @@ class SortedTrajectory:
         self.points = len(trajectory)
         self.device = trajectory.device
         self._fft_plans: dict[tuple[int, int], Any] = {}
+        self._lists: dict[tuple[str, bool], Any] = {}
         self._lock = threading.Lock()
         if math.prod(self.grid) >= MAX_CELLS:
             raise ValueError(f"shape {shape} is too large for gridding on CUDA: its grid would have sizes {self.grid}")
@@ -81,8 +125,6 @@ class SortedTrajectory:
             ]
             if self.points:
                 self._sort(cupy.ascontiguousarray(trajectory), stream)
-                self._list_tiles(stream)
-                self._list_regions(stream)
             # For later calls on other streams.
             stream.synchronize()
 
@@ -117,47 +159,63 @@ class SortedTrajectory:
         columns = struct.bins[0] * struct.bins[1] * struct.size[0]
         self.starts = cupy.searchsorted(self.keys, cupy.arange(columns + 1, dtype=cupy.int32)).astype(cupy.int32)
 
-    def _list_tiles(self, stream: Any) -> None:
-        """Lists the warps' work items: a tile each, or a part of a tile with many times the mean's candidates."""
+    def tiles(self, one_coil: bool, stream: Any) -> Tiles:
+        """Listed at the first call."""
+        return self._listed("tiles", one_coil, self._list_tiles, stream)  # type: ignore[no-any-return]
+
+    def regions(self, one_coil: bool, stream: Any) -> Regions:
+        """Listed at the first call."""
+        return self._listed("regions", one_coil, self._list_regions, stream)  # type: ignore[no-any-return]
+
+    def _listed(self, kind: str, one_coil: bool, make: Callable[[bool, Any], Any], stream: Any) -> Any:
+        with self._lock:
+            found = self._lists.get((kind, one_coil))
+            if found is None:
+                found = self._lists[kind, one_coil] = make(one_coil, stream)
+                # For later calls on other streams.
+                stream.synchronize()
+        return found
+
+    def _list_tiles(self, one_coil: bool, stream: Any) -> Tiles:
         import cupy
 
-        struct = self.struct()
-        along_x = struct.size[0] if self.axes == 3 else struct.size[0] // TILE
-        tiles = blocks_of(along_x, PATCH[0]) * blocks_of(struct.bins[1], PATCH[1]) * struct.bins[0] * TILES_A_BLOCK
+        struct, (x, z), form = self.struct(), OWNED[self.axes, one_coil], f"<{self.axes}, {str(one_coil).lower()}>"
+        tiles_x, tiles_z = blocks_of(struct.size[0], x), blocks_of(struct.size[2], z)
+        tiles = blocks_of(tiles_x, PATCH[0]) * blocks_of(tiles_z, PATCH[1]) * struct.bins[0] * math.prod(PATCH)
         counts = cupy.empty(tiles, cupy.int32)
         blocks, count = (blocks_of(tiles, THREADS),), ctypes.c_int(tiles)
-        launch(f"count_candidates<{self.axes}>", blocks, THREADS, self.starts, counts, count, struct, stream=stream)
+        launch(f"count_candidates{form}", blocks, THREADS, self.starts, counts, count, struct, stream=stream)
         mean = int(counts.sum(dtype=cupy.int64)) // tiles
-        struct.part = self.spread_part = max(SPREAD_PART, MEAN_PARTS * mean // 32 * 32)
-        parts = cupy.where(counts < 0, 0, cupy.maximum((counts + (struct.part - 1)) // struct.part, 1))
-        parts = parts.astype(cupy.int32)
+        struct.part = part = max(SPREAD_PART, MEAN_PARTS * mean // 32 * 32)
+        parts = cupy.where(counts < 0, 0, cupy.maximum((counts + (part - 1)) // part, 1)).astype(cupy.int32)
         ends = cupy.cumsum(parts, dtype=cupy.int32)
         is_heavy = parts > 1
         slot_ends = cupy.cumsum(cupy.where(is_heavy, parts, 0), dtype=cupy.int32)
         heavy_ends = cupy.cumsum(is_heavy, dtype=cupy.int32)
-        totals = cupy.stack([ends[-1], slot_ends[-1], heavy_ends[-1]]).get()
-        self.tile_items, self.slots, self.heavy_tiles = (int(total) for total in totals)
-        self.tile_list = cupy.empty((self.tile_items, 4), cupy.int32)
-        self.heavy_list = cupy.empty((max(self.heavy_tiles, 1), 4), cupy.int32)
-        args = (parts, ends, slot_ends, self.tile_list, self.heavy_list, heavy_ends, count, struct)
-        launch(f"fill_items<{self.axes}>", blocks, THREADS, *args, stream=stream)
+        total, slots, split = (int(end) for end in cupy.stack([ends[-1], slot_ends[-1], heavy_ends[-1]]).get())
+        items, heavy = cupy.empty((total, 4), cupy.int32), cupy.empty((max(split, 1), 4), cupy.int32)
+        args = (parts, ends, slot_ends, items, heavy, heavy_ends, count, struct)
+        launch(f"fill_items{form}", blocks, THREADS, *args, stream=stream)
+        return Tiles(items=items, count=total, heavy=heavy, split=split, slots=slots, part=part)
 
-    def _list_regions(self, stream: Any) -> None:
+    def _list_regions(self, one_coil: bool, stream: Any) -> Regions:
         import cupy
 
-        struct = self.struct(part=REGION_PART)
-        regions = math.prod(blocks_of(n, each) for n, each in zip(struct.size, REGION[self.axes], strict=True))
+        struct, form = self.struct(part=REGION_PART), f"<{self.axes}, {str(one_coil).lower()}>"
+        sizes = zip(struct.size, REGION[self.axes, one_coil], strict=True)
+        regions = math.prod(blocks_of(n, each) for n, each in sizes)
         parts = cupy.empty(regions, cupy.int32)
         blocks, count = (blocks_of(regions, THREADS),), ctypes.c_int(regions)
-        launch(f"count_region<{self.axes}>", blocks, THREADS, self.starts, parts, count, struct, stream=stream)
+        launch(f"count_region{form}", blocks, THREADS, self.starts, parts, count, struct, stream=stream)
         ends = cupy.cumsum(parts, dtype=cupy.int32)
-        self.region_items = int(ends[-1].get())
-        self.region_list = cupy.empty((self.region_items, 2), cupy.int32)
-        launch("fill_regions", blocks, THREADS, parts, ends, self.region_list, count, struct, stream=stream)
+        total = int(ends[-1])
+        items = cupy.empty((total, 2), cupy.int32)
+        launch("fill_regions", blocks, THREADS, parts, ends, items, count, struct, stream=stream)
+        return Regions(items=items, count=total)
 
     def window_cells(self) -> int:
         """Cells of shared memory per coil."""
-        extents = [r + self.spreading.width - 1 if r > 1 else 1 for r in REGION[self.axes]]
+        extents = [r + self.spreading.width - 1 if r > 1 else 1 for r in REGION[self.axes, False]]
         return math.prod(extents)
 
     def region_lanes(self, coils: int) -> int:

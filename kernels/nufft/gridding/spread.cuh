@@ -8,22 +8,30 @@
 
 constexpr int TILE = 4, SPREAD_WARPS = 8, PATCH_Z = 4, PATCH_X = 2;
 
+// Cells of a warp's tile; with one coil, cells.cuh's.
+template <int DIMS, bool ONE_COIL>
+struct Owned {
+    static constexpr int X = DIMS == 2 ? 4 : ONE_COIL ? 8 : 1, Y = DIMS == 2 ? 1 : 4, Z = ONE_COIL ? 8 : 4;
+    static constexpr int AHEAD = Z / 4 - 1;  // bins of the tile along z after its first
+};
+
 struct Tile {
     int x, y, z;  // its first cell
     bool inside;
 };
 
 // The eight tiles of a block are adjacent, four along z, so that together they write whole lines.
-template <int DIMS>
+template <int DIMS, bool ONE_COIL>
 __device__ inline Tile tile_at(int number, const Gridding& g) {
-    const int along_x = DIMS == 3 ? g.size[0] : g.size[0] / TILE, along_z = g.bins[1];
+    using O = Owned<DIMS, ONE_COIL>;
+    const int along_x = (g.size[0] + O::X - 1) / O::X, along_z = (g.size[2] + O::Z - 1) / O::Z;
     const int patches_x = (along_x + PATCH_X - 1) / PATCH_X, patches_z = (along_z + PATCH_Z - 1) / PATCH_Z;
     const int inner = number % (PATCH_X * PATCH_Z), patch = number / (PATCH_X * PATCH_Z);
     const int x = patch % patches_x * PATCH_X + inner / PATCH_Z, z = patch / patches_x % patches_z * PATCH_Z + inner % PATCH_Z;
-    return {DIMS == 3 ? x : x * TILE, patch / patches_x / patches_z * TILE, z * TILE, x < along_x && z < along_z};
+    return {x * O::X, patch / patches_x / patches_z * TILE, z * O::Z, x < along_x && z < along_z};
 }
 
-// Columns of bins along an axis in which a kernel that reaches the tile can start.
+// Columns of bins along an axis in which a kernel that reaches a bin can start.
 __device__ inline int reaching_bins(const Gridding& g) { return (g.width + 2) / TILE + 1; }
 
 // One of the runs of the sorted order that hold a tile's candidates.
@@ -32,15 +40,20 @@ struct Run {
     int back_y, back_z;  // cells from the bin's first to the tile's
 };
 
+template <int DIMS, bool ONE_COIL>
+__device__ inline int columns_of(int bins) { return (DIMS == 3 ? bins : 1) * (bins + Owned<DIMS, ONE_COIL>::AHEAD); }
+
 // One run per column of bins; near the start of x as many again for points that wrap around from its end.
-template <int DIMS>
+template <int DIMS, bool ONE_COIL>
 __device__ inline Run run_at(int number, int bins, const Tile& tile, const int* __restrict__ starts, const Gridding& g) {
-    const int columns = DIMS == 3 ? bins * bins : bins, column = number % columns;
-    const int back_z = column % bins, back_y = DIMS == 3 ? column / bins : 0;
+    using O = Owned<DIMS, ONE_COIL>;
+    const int columns = columns_of<DIMS, ONE_COIL>(bins), column = number % columns, bins_z = bins + O::AHEAD;
+    const int back_z = column % bins_z - O::AHEAD, back_y = DIMS == 3 ? column / bins_z : 0;
     int y = tile.y / TILE - back_y, z = tile.z / TILE - back_z;
     if (y < 0) y += g.bins[0];
     if (z < 0) z += g.bins[1];
-    const int low = tile.x - g.width + 1, high = tile.x + (DIMS == 3 ? 0 : TILE - 1);
+    if (z >= g.bins[1]) return {0, 0, 0, 0};  // the tile's second bin lies outside
+    const int low = tile.x - g.width + 1, high = min(tile.x + O::X, g.size[0]) - 1;
     const int* of_column = starts + (static_cast<long long>(y) * g.bins[1] + z) * g.size[0];
     const bool round = number >= columns;
     const int begin = round ? low + g.size[0] : max(low, 0), end = round ? g.size[0] : high + 1;
@@ -48,32 +61,32 @@ __device__ inline Run run_at(int number, int bins, const Tile& tile, const int* 
     return {first, begin < end ? of_column[end] - first : 0, back_y * TILE, back_z * TILE};
 }
 
-template <int DIMS>
+template <int DIMS, bool ONE_COIL>
 __device__ inline int runs_of(int bins, const Tile& tile, const Gridding& g) {
-    return (DIMS == 3 ? bins * bins : bins) * (tile.x < g.width - 1 ? 2 : 1);
+    return columns_of<DIMS, ONE_COIL>(bins) * (tile.x < g.width - 1 ? 2 : 1);
 }
 
 // Candidates of each tile.
-template <int DIMS>
+template <int DIMS, bool ONE_COIL>
 __global__ void count_candidates(const int* __restrict__ starts, int* __restrict__ counts, int tiles, Gridding g) {
     const int number = blockIdx.x * blockDim.x + threadIdx.x;
     if (number >= tiles) return;
-    const Tile tile = tile_at<DIMS>(number, g);
-    const int bins = reaching_bins(g), runs = tile.inside ? runs_of<DIMS>(bins, tile, g) : 0;
+    const Tile tile = tile_at<DIMS, ONE_COIL>(number, g);
+    const int bins = reaching_bins(g), runs = tile.inside ? runs_of<DIMS, ONE_COIL>(bins, tile, g) : 0;
     int count = tile.inside ? 0 : -1;
-    for (int run = 0; run < runs; ++run) count += run_at<DIMS>(run, bins, tile, starts, g).count;
+    for (int run = 0; run < runs; ++run) count += run_at<DIMS, ONE_COIL>(run, bins, tile, starts, g).count;
     counts[number] = count;
 }
 
 // Work items: x the tile's x, y its y and z in tiles, z its first candidate, w the slot of its partial sums, or -1 if the
 // tile is not split. For each split tile, `heavy` has its position, first slot and number of slots.
-template <int DIMS>
+template <int DIMS, bool ONE_COIL>
 __global__ void fill_items(const int* __restrict__ parts, const int* __restrict__ ends, const int* __restrict__ slot_ends,
                            int4* __restrict__ items, int4* __restrict__ heavy, const int* __restrict__ heavy_ends, int tiles,
                            Gridding g) {
     const int number = blockIdx.x * blockDim.x + threadIdx.x;
     if (number >= tiles || parts[number] == 0) return;
-    const Tile tile = tile_at<DIMS>(number, g);
+    const Tile tile = tile_at<DIMS, ONE_COIL>(number, g);
     const int count = parts[number], first = ends[number] - count, slot = count > 1 ? slot_ends[number] - count : -1;
     const int place = tile.y / TILE << 16 | tile.z / TILE;
     for (int part = 0; part < count; ++part)
@@ -118,6 +131,27 @@ __device__ inline void add_row(float2 (&row)[TILE], float2 value, float weight, 
     row[3].x += v.x * by_z.w; row[3].y += v.y * by_z.w;
 }
 
+// Candidates of the lanes before this one.
+__device__ inline int counted_before(int count) {
+    int before = count;
+    for (int step = 1; step < 32; step *= 2) {
+        const int other = __shfl_up_sync(~0u, before, step);
+        if (static_cast<int>(threadIdx.x % 32) >= step) before += other;
+    }
+    return before - count;
+}
+
+__device__ inline int candidates_of(int before, int count) { return __shfl_sync(~0u, before + count, 31); }
+
+// The rank of a candidate, and the cells from its bin to the tile. Lane i has the tile's run i.
+__device__ inline void find_candidate(int& rank, int& back_y, int& back_z, int candidate, const Run& mine, int before, int runs) {
+    int from = 0;
+    for (int run = 1; run < runs; ++run) from += __shfl_sync(~0u, before, run) <= candidate;
+    rank = candidate - __shfl_sync(~0u, before, from) + __shfl_sync(~0u, mine.first, from);
+    back_y = __shfl_sync(~0u, mine.back_y, from);
+    back_z = __shfl_sync(~0u, mine.back_z, from);
+}
+
 // Hits among up to 32 tested candidates, shared by all coils.
 struct Hits {
     float4 rows[32], columns[32];
@@ -127,10 +161,8 @@ struct Hits {
 template <int DIMS, int DEGREES>
 __device__ inline int find_hits(Hits& hits, int candidate, bool valid, const Run& mine, int before, int runs,
                                 const Tile& tile, const float4* __restrict__ points, const Gridding& g) {
-    int from = 0;
-    for (int run = 1; run < runs; ++run) from += __shfl_sync(~0u, before, run) <= candidate;
-    const int rank = candidate - __shfl_sync(~0u, before, from) + __shfl_sync(~0u, mine.first, from);
-    const int back_y = __shfl_sync(~0u, mine.back_y, from), back_z = __shfl_sync(~0u, mine.back_z, from);
+    int rank, back_y, back_z;
+    find_candidate(rank, back_y, back_z, candidate, mine, before, runs);
     float4 point = make_float4(0, 0, 0, 0);
     if (valid) point = points[rank];
     const bool hit = valid && back_z - place_z(point) < g.width && (DIMS == 2 || back_y - place_y(point) < g.width);
@@ -181,16 +213,10 @@ spread_tiles(const float4* __restrict__ points, const int* __restrict__ starts, 
     Hits& hits = all_hits[warp];
     const int4 item = items[number];
     const Tile tile = tile_of(item);
-    const int runs = runs_of<DIMS>(BINS, tile, g);
+    const int runs = runs_of<DIMS, false>(BINS, tile, g);
     Run mine = {0, 0, 0, 0};
-    if (lane < runs) mine = run_at<DIMS>(lane, BINS, tile, starts, g);
-    int before = mine.count;
-    for (int step = 1; step < 32; step *= 2) {
-        const int other = __shfl_up_sync(~0u, before, step);
-        if (lane >= step) before += other;
-    }
-    const int candidates = __shfl_sync(~0u, before, 31), end = min(candidates, item.z + g.part);
-    before -= mine.count;
+    if (lane < runs) mine = run_at<DIMS, false>(lane, BINS, tile, starts, g);
+    const int before = counted_before(mine.count), end = min(candidates_of(before, mine.count), item.z + g.part);
 
     const int coil = lane & (g.lanes - 1), shares = 32 / g.lanes, share = lane / g.lanes;
     const float2* values = ordered + blockIdx.y * g.points * g.lanes + coil;

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import ctypes
-import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
-import numpy as np
-
 from kernels.nufft.exact.structs import NULL
 from kernels.nufft.gridding.cuda import Plan
+from kernels.nufft.gridding.lines import twiddles
 from kernels.nufft.gridding.plan import THREADS, launch, rows_grid, three
 from kernels.nufft.toeplitz.kernel import LARGEST_LINE, SMALLEST_LINE, kernel_from_spread
 from kernels.nufft.tuning import MAX_CELLS_AT_ONCE, MAX_WORK
@@ -183,14 +181,6 @@ def crossing_bytes(size: int) -> int:
     return size * 9 // 8 * INTERLEAVED * 8
 
 
-@functools.cache
-def _twiddles(size: int, device: int) -> Any:
-    """exp(−2πi k / size)."""
-    import cupy
-
-    return cupy.asarray(np.exp(-2j * np.pi * np.arange(size) / size), cupy.complex64)
-
-
 def lines_at_once(shape: tuple[int, ...], padded: tuple[int, ...]) -> int:
     """The number of coils computed together."""
     return max(MAX_WORK // (math.prod(three(padded)[1:]) * three(shape)[0]), 1)
@@ -269,7 +259,7 @@ class Lines:
         return ctypes.c_longlong(self.stride(axis)), ctypes.c_longlong(outer)
 
     def twiddles(self, axis: int) -> Any:
-        return _twiddles(self.struct.padded[axis], self.device)
+        return twiddles(self.struct.padded[axis], self.device)
 
     def _of(self, axis: int) -> tuple[int, Any]:
         """The logarithm of an axis' doubled size, and its twiddles."""

@@ -11,6 +11,8 @@
 // twiddles is computed in float64.
 #pragma once
 
+#include "butterflies.cuh"
+
 struct Lines {
     int image[3];   // x, y, z; in 2-D y is 1
     int padded[3];  // the doubled sizes; in 2-D y is 1
@@ -18,53 +20,6 @@ struct Lines {
 };
 
 constexpr int LINE_THREADS = 256, INTERLEAVED = 8;  // adjacent lines that a block transforms together
-
-__device__ inline float2 turned(float2 a, float2 b) { return make_float2(a.x * b.x - a.y * b.y, a.x * b.y + a.y * b.x); }
-__device__ inline float2 plus(float2 a, float2 b) { return make_float2(a.x + b.x, a.y + b.y); }
-__device__ inline float2 minus(float2 a, float2 b) { return make_float2(a.x - b.x, a.y - b.y); }
-
-template <bool INVERSE>
-__device__ inline float2 quarter_turn(float2 a) {  // times -i, or i
-    return INVERSE ? make_float2(-a.y, a.x) : make_float2(a.y, -a.x);
-}
-
-__device__ inline void transform2(float2& a, float2& b) {
-    const float2 sum = plus(a, b);
-    b = minus(a, b);
-    a = sum;
-}
-
-template <bool INVERSE>
-__device__ inline void transform4(float2& a, float2& b, float2& c, float2& d) {
-    transform2(a, c);
-    transform2(b, d);
-    d = quarter_turn<INVERSE>(d);
-    transform2(a, b);
-    transform2(c, d);
-    const float2 second = c;  // outputs in order: a, c, b, d
-    c = b;
-    b = second;
-}
-
-template <bool INVERSE>
-__device__ inline void transform8(float2 (&v)[8]) {
-    constexpr float HALF = 0.70710678118654752f;
-    transform4<INVERSE>(v[0], v[2], v[4], v[6]);
-    transform4<INVERSE>(v[1], v[3], v[5], v[7]);
-    v[3] = turned(v[3], make_float2(HALF, INVERSE ? HALF : -HALF));
-    v[5] = quarter_turn<INVERSE>(v[5]);
-    v[7] = turned(v[7], make_float2(-HALF, INVERSE ? HALF : -HALF));
-    const float2 even[4] = {v[0], v[2], v[4], v[6]}, odd[4] = {v[1], v[3], v[5], v[7]};
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        v[i] = plus(even[i], odd[i]);
-        v[i + 4] = minus(even[i], odd[i]);
-    }
-}
-
-// Index of a line's value in shared memory; a gap after every eight values avoids bank conflicts.
-template <int STEP>
-__device__ inline int shared_place(int position) { return (position + position / 8) * STEP; }
 
 template <int LOG>
 struct Line {

@@ -58,21 +58,29 @@ def test_running_boxes_compile_as_races_are_looked_for(architecture: str) -> Non
 
 
 # One instance of each kernel, and each way to fetch, that is launched with dependent_launch=True.
-DEPENDENT = (
-    *(f"fused<float, 1, 1, BOX, {aligned}>" for aligned in ("true", "false")),
-    *(f"wide<unsigned short, 3, 16, {aligned}>" for aligned in ("true", "false")),
-    *("tree<31>", "tree<127>", "box_column_sums<3, 15, 16>"),
-)
+DEPENDENT = {
+    "smoothing": (
+        *(f"fused<float, 1, 1, BOX, {aligned}>" for aligned in ("true", "false")),
+        *(f"wide<unsigned short, 3, 16, {aligned}>" for aligned in ("true", "false")),
+        *("tree<31>", "tree<127>", "box_column_sums<3, 15, 16>"),
+    ),
+    "nufft": (
+        *("spread_cells<2, false, true>", "spread_cells<3, true, false>", "add_cells<2>", "add_cells<3>"),
+        *("gather_points<4>", "gather_cells<5>", "grid_lines<84, true, false>", "grid_lines<84, false, true>"),
+    ),
+}
 
 
 MEMORY = re.compile(r"\b(?:ld|st|red|atom|prefetch|cp)\.[\w.:]*global")
 
 
 @pytest.mark.slow
-def test_dependent_launches_touch_no_memory_before_they_synchronize() -> None:
-    compiled = compile_for("smoothing", "compute_90", DEPENDENT)
-    bodies = re.split(r"\.entry ", compiled.code.decode())[1:]
-    assert len(bodies) == len(DEPENDENT)
+@pytest.mark.parametrize("operation", DEPENDENT)
+def test_dependent_launches_touch_no_memory_before_they_synchronize(operation: str) -> None:
+    compiled = compile_for(operation, "compute_90", DEPENDENT[operation])
+    named = {compiled.lowered[entry] for entry in DEPENDENT[operation]}
+    bodies = [body for body in re.split(r"\.entry ", compiled.code.decode())[1:] if re.match(r"\w+", body)[0] in named]
+    assert len(bodies) == len(named)
     for body in bodies:
         before, waits, after = body.partition("griddepcontrol.wait")
         assert waits, before

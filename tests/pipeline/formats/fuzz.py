@@ -33,6 +33,7 @@ from pipeline.formats.image import open_image
 from pipeline.formats.image.base import ImageReader, Region
 from pipeline.formats.series import series_format_for_output
 from pipeline.formats.series.base import SeriesHeader
+from pipeline.formats.slices import Cut, describe, draw
 from pipeline.workloads import Budget, JobSpec, workload_named
 from tests.images import write_image
 
@@ -119,6 +120,11 @@ def job(workload: str, output: str, make: Callable[[Path], Path], **parameters: 
     return Kind(make, read)
 
 
+def looked_at(kind: Kind) -> Kind:
+    """A picture of it, as the service draws it."""
+    return Kind(kind.make, lambda path: draw(path, Cut(size=16, plane=describe(path).plane[::-1])) and None)
+
+
 def make_pqr(folder: Path) -> Path:
     lines = [f"ATOM {n} N MET {n} {n / 3:.3f} 1.000 {-n / 2:.3f} 0.{n:04d} 1.5000\n" for n in range(1, 60)]
     (folder / "in.pqr").write_text("CRYST1 90 90 90 90 90 90\n" + "".join(lines) + "END\n")
@@ -189,6 +195,10 @@ KINDS = {
     "kspace-npz": job("mri", ".nii", make_kspace(".npz")),
     "bart": job("mri", ".nii", make_kspace(".cfl"), trajectory=lambda path: path.parent / "traj.cfl"),
 }
+KINDS |= {
+    f"view-{name}": looked_at(KINDS[name])
+    for name in ("npy", "png", "tiff-deflate", "zarr", "opendx", "mrc", "cube", "zarr-map", "nifti", "cfl-series")
+} | {"view-nifti-gz": looked_at(series(".nii.gz", REAL_SERIES)), "view-opendx-gz": looked_at(grid(".dx.gz"))}
 
 
 def damage(good: bytes, rng: random.Random) -> bytes:

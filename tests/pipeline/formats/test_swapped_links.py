@@ -17,6 +17,7 @@ from pipeline.formats.image.base import Region
 from pipeline.formats.image.tiff.blocks import _decoders
 from pipeline.formats.kspace import open_kspace
 from pipeline.formats.numpy_files import archive, mapped_array
+from pipeline.formats.slices import open_stack
 from pipeline.storage.confinement import Confinement, confine
 from tests.images import write_image
 
@@ -52,6 +53,13 @@ KINDS = {
     ".bin": (write_bytes, lambda path: file_array(path, np.int64, (3,))),
     ".h5": (write_bytes, open_kspace),
     ".tif": (lambda path: write_image(path, np.ones((13, 17), np.uint8), "YX"), open_image),
+    ".mrc": (write_bytes, open_stack),
+    ".dx": (write_bytes, open_stack),
+    ".dx.gz": (write_bytes, open_stack),
+    ".cube": (write_bytes, open_stack),
+    ".nii": (write_bytes, open_stack),
+    ".nii.gz": (write_bytes, open_stack),
+    ".dcm": (write_bytes, open_stack),
     ".pqr": (lambda path: path.write_text("ATOM 1 N MET 1 1.0 2.0 3.0 0.5 1.0\n"), open_point_charges),
 }
 
@@ -68,7 +76,7 @@ def test_an_input_replaced_by_a_link_is_not_opened(root, suffix):
         read(path)
 
 
-@pytest.mark.parametrize("suffix", [suffix for suffix in KINDS if suffix not in (".h5", ".tif", ".pqr")])
+@pytest.mark.parametrize("suffix", [".npy", ".npz", ".cfl", ".bin"])
 def test_libraries_read_what_was_opened(root, suffix, monkeypatch):
     """The file is replaced between its opening and the library's."""
     write, read = KINDS[suffix]

@@ -31,9 +31,8 @@ from pipeline.storage.partial import Opening, PartialFile
 _GATHERED_BYTES = 512 << 10
 _ENCODED_AT_ONCE_BYTES = 16 << 20
 _LENGTH = np.dtype("<i8")  # of each encoded tile; 0: the slot holds samples
-_Place = tuple[
-    tuple[int, int], Part, Part
-]  # a plane's number in the region and in the file, and a tile's rows, columns
+# Of a region: a plane's number in it and in the file; its part of a tile's rows, and of the columns.
+_Place = tuple[tuple[int, int], Part, Part]
 
 
 @dataclass(frozen=True)
@@ -221,12 +220,9 @@ class CompressedTiffWriter(SpooledWriter):
     def _places(self, region: Region) -> list[_Place]:
         """What a region of a level has of each of its tiles."""
         pages = self._page_of_plane[region.slices[: self._page_of_plane.ndim]].ravel().tolist()
-        rows, columns = (
-            blocks_along((region.start[axis], region.stop[axis]), size)
-            for axis, size in zip(
-                map(self.header.axes.index, "YX"), (self._tiling.rows, self._tiling.columns), strict=True
-            )
-        )
+        spans = dict(zip(self.header.axes, zip(region.start, region.stop, strict=True), strict=True))
+        rows = blocks_along(spans["Y"], self._tiling.rows)
+        columns = blocks_along(spans["X"], self._tiling.columns)
         return list(itertools.product(enumerate(pages), rows, columns))
 
     def _within(self, place: _Place, region: Region) -> Region:

@@ -56,7 +56,7 @@ class _Declared:
 
 def arrange(directories: Sequence[Directory]) -> Stack:
     """Read every page and order them. InputError if pages differ, or have other axes than T, C and Z."""
-    # Smaller copies and masks are no pages of the image; newer files keep them in SubIFDs, which are not in the chain.
+    # Smaller copies and masks do not count as pages; newer files keep them in SubIFDs, outside the chain.
     kept = [directory for directory in directories if not is_beside_the_image(directory)] or list(directories)
     pages = [read_page(directory) for directory in kept]
     first, path = pages[0], kept[0].file.path

@@ -1,0 +1,82 @@
+"""Calls that are repeated with the same arrays, launched as CUDA graphs: one launch by the host instead of several."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+MOST_GRAPHS = 16
+PER_THREAD_STREAM = 2  # CUDA's handle, the same for a different stream in each thread
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Space:
+    """Temporary arrays of one stream's graphs, which follow one another and so share them; and where they are captured:
+    the default stream cannot be."""
+
+    pool: Any
+    kept: list[Any]  # its memory: a pool that runs out gives back what no array uses, and graphs still do
+    aside: Any
+
+
+class RepeatedCalls:
+    """The latest calls: launched one by one the first time, captured the second time. Thread-safe.
+
+    The temporary arrays of the largest call stay allocated, for each stream that calls come from.
+    """
+
+    def __init__(self, most: int = MOST_GRAPHS) -> None:
+        self._most = most
+        self._graphs: OrderedDict[tuple[Any, ...], Any] = OrderedDict()  # None: seen once
+        self._spaces: dict[int, _Space] = {}
+        self._lock = threading.Lock()
+
+    def __call__(self, key: tuple[Any, ...], stream: Any, run: Callable[[Any], None]) -> None:
+        """Does what run(stream) does.
+
+        key : the addresses, sizes and names that a call depends on
+        run : launches kernels on the stream it is given, and takes temporary arrays from CuPy's current pool
+        """
+        handle = stream.ptr
+        if handle == PER_THREAD_STREAM or (handle > PER_THREAD_STREAM and stream.is_capturing()):
+            run(stream)
+            return
+        key = (handle, *key)
+        with self._lock:  # a graph may not be launched by two threads at once
+            if key in self._graphs:
+                self._graphs.move_to_end(key)
+                if self._graphs[key] is None:
+                    self._graphs[key] = self._captured(handle, run)
+                self._graphs[key].launch(stream)
+                return
+        run(stream)  # to the end before it counts: it may make tables, which no capture can
+        with self._lock:
+            self._graphs.setdefault(key, None)
+            if len(self._graphs) > self._most:
+                (oldest, *_), _graph = self._graphs.popitem(last=False)
+                if all(other != oldest for other, *_ in self._graphs):
+                    self._spaces.pop(oldest, None)
+
+    def _captured(self, handle: int, run: Callable[[Any], None]) -> Any:
+        import cupy
+
+        if handle not in self._spaces:
+            kept: list[Any] = []
+
+            def allocate(size: int) -> Any:
+                kept.append(cupy.cuda.MemoryPointer(cupy.cuda.Memory(size), 0))
+                return kept[-1]
+
+            pool, aside = cupy.cuda.MemoryPool(allocate), cupy.cuda.Stream(non_blocking=True)
+            self._spaces[handle] = _Space(pool=pool, kept=kept, aside=aside)
+        space = self._spaces[handle]
+        with cupy.cuda.using_allocator(space.pool.malloc), space.aside:
+            space.aside.begin_capture()
+            try:
+                run(space.aside)
+            finally:
+                graph = space.aside.end_capture()
+        return graph
