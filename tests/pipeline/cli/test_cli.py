@@ -583,7 +583,7 @@ def test_the_help_of_groups_shows_whole_summaries_under_headings(millrace):
     ("given", "said"),
     [
         (["smoth"], "there is no command 'smoth'; did you mean run smooth? (see millrace --help)"),
-        (["veryfy", "out.tif"], "there is no command 'veryfy'; did you mean verify? (see millrace --help)"),
+        (["verif", "out.tif"], "there is no command 'verif'; did you mean verify? (see millrace --help)"),
         (["fly"], "there is no command 'fly' (see millrace --help)"),
         (["run", "smoth", "a", "b"], "there is no workload 'smoth'; did you mean smooth? there are bilateral, "),
     ],
