@@ -201,6 +201,8 @@ def explain(fault: Mapping[str, Any]) -> str:
     """One pydantic fault in one line."""
     if fault["type"] == "extra_forbidden":
         return "there is no such parameter"
+    if fault["type"] == "missing":
+        return "is needed"
     message = str(fault["msg"]).removeprefix("Value error, ").partition(", unable to parse")[0]
     for theirs, ours in _WORDS.items():
         message = message.replace(theirs, ours)

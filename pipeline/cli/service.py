@@ -37,7 +37,7 @@ SECTIONS = {
     },
     "Jobs": {
         "jobs_at_once": "N", "jobs_at_once_of_an_owner": "N", "jobs_waiting_of_an_owner": "N", "quota_days": "DAYS",
-        "limits": "NAME=VALUE,…", "drain_s": "SECONDS",
+        "limits": "NAME=VALUE,…", "planning_s": "SECONDS", "drain_s": "SECONDS",
     },
     "Notifications": {"webhook_url": "URL", "webhook_hosts": "HOST,…", "webhook_secret_file": "FILE"},
 }  # fmt: skip

@@ -28,7 +28,7 @@ Version = Mapping[str, str]  # ETag, or as Google Cloud Storage counts
 
 # One request, connecting included; and all repetitions of a failed one.
 REQUEST_S, CONNECT_S, RETRY_S = 30.0, 5.0, 60.0
-INSTALL = "pip install 'millrace[object-stores]'"
+INSTALL = "pip install obstore"
 
 _URL = re.compile(r"(s3|gs|az|https?)://", re.IGNORECASE)
 _CREDENTIALS = {
@@ -270,8 +270,10 @@ class ObjectPath(PosixPath):
 
 def requested(path: ObjectPath, kind: type[MillraceError], call: Callable[[], T]) -> T:
     """What the call returns; its errors as `ObjectPath` has them. `kind`: for what the user can correct."""
-    import obstore.exceptions as theirs
-
+    try:
+        import obstore.exceptions as theirs
+    except ImportError as error:
+        raise _missing(path) from error
     try:
         return call()
     except FileNotFoundError as error:
@@ -332,11 +334,15 @@ def _store(path: ObjectPath) -> Any:
     return _stores.setdefault(place, _opened(path)) if found is None else found
 
 
+def _missing(path: ObjectPath) -> InputError:
+    return InputError(f"{path}: object stores need the package obstore; install it: {INSTALL}")
+
+
 def _opened(path: ObjectPath, prefix: str = "") -> Any:
     try:
         from obstore.store import AzureStore, GCSStore, HTTPStore, S3Store
     except ImportError as error:
-        raise InputError(f"{path}: object stores need the package obstore; install it: {INSTALL}") from error
+        raise _missing(path) from error
     plain = path.scheme == "http" or any(
         _ENDPOINTS.fullmatch(name) and ("http://" in value or "EMULATOR" in name) for name, value in os.environ.items()
     )

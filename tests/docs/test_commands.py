@@ -13,7 +13,7 @@ from pipeline.cli.local import _parameters
 from pipeline.cli.workload_commands import WorkloadGroup
 from pipeline.errors import ParameterError
 from pipeline.workloads import workload_named
-from tests.docs.pages import PAGES, blocks, commands, name_of
+from tests.docs.pages import PAGES, ROOT, blocks, commands, name_of
 
 # Workloads of packages that pages make up.
 MADE_UP = {"despeckle", "binning", "sharpen"}
@@ -54,6 +54,13 @@ def in_blocks() -> list[Any]:
 @pytest.mark.parametrize("words", in_blocks())
 def test_commands_in_blocks_are_accepted(words):
     check(words)
+
+
+def test_nothing_installs_what_others_publish_under_our_name():
+    """The package index has a `millrace`, a `pipeline` and a `kernels` of other people."""
+    theirs = re.compile(r"pip install '?(?:millrace\[|pipeline\b|kernels\b)")
+    sources = [*PAGES, *(path for name in ("pipeline", "kernels", "deploy") for path in (ROOT / name).rglob("*.py"))]
+    assert [name_of(path) for path in sources if theirs.search(path.read_text())] == []
 
 
 def test_commands_in_sentences_exist():

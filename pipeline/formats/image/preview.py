@@ -25,7 +25,7 @@ _FINER = 4  # its means of whole pixels then lose a quarter of the preview's res
 
 Span = tuple[int, int]  # start, stop
 _LARGE_STEP = 64
-DARK_AND_BRIGHT = (0.1, 99.9)  # percentiles that become black and white
+_DARK_AND_BRIGHT = (0.1, 99.9)  # percentiles that become black and white
 _COLOURS = ("00FF00", "FF00FF", "00FFFF", "FFFF00", "FF0000", "0000FF", "FFFFFF")
 
 
@@ -178,7 +178,7 @@ def contrast(pixels: NDArray[np.float64], header: ImageHeader) -> tuple[float, f
     channels = 1 if pixels.ndim == 2 else pixels.shape[2]
     colours = pixels if channels in (1, 3) else pixels[..., :-1]
     shown = colours[np.isfinite(colours)]
-    low, high = np.percentile(shown, DARK_AND_BRIGHT, method="inverted_cdf") if shown.size else (0.0, 1.0)
+    low, high = np.percentile(shown, _DARK_AND_BRIGHT, method="inverted_cdf") if shown.size else (0.0, 1.0)
     return float(low), float(high)
 
 
