@@ -62,7 +62,7 @@ WORKLOADS = [
     _cutoff(20, 750, (40, 40, 40), "direct", "cpu"),
     _cutoff(101, 96_603, (192, 204, 204), "shift", "cuda"),
     _cutoff(101, 96_603, (192, 204, 204), "taylor2", "cuda"),
-    _cutoff(101, 96_603, (192, 204, 204), "truncate", "cuda"),
+    _cutoff(101, 96_603, (192, 204, 204), "truncate", "cpu", "cuda"),
     _cutoff(202, 772_824, (393, 406, 406), "shift", "cuda"),
     _cutoff(101, 20_000, (192, 208, 208), "direct", "cuda"),
 ]
@@ -76,7 +76,7 @@ def cpu_rivals(work: Workload, atoms: Any, workers: int) -> Iterator[Rival]:
             return potential(atoms, work.grid, work.scheme, out=out, workers=count)
 
         yield Rival(name=f"{count} threads", device="cpu", run=run)
-    if work.scheme.name == "shift":
+    if work.scheme.name != "direct":
         method = Method(cutoff_angstrom=DEFAULT_FREE_CUTOFF_ANGSTROM, free=True)
         full = partial(full_potential, atoms, work.grid, method, out=out, workers=workers)
         yield Rival(name=FULL, device="cpu", run=full)

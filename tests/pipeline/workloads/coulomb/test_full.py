@@ -147,7 +147,9 @@ def test_a_mesh_takes_no_more_memory_than_is_counted(folder, scheme, accuracy, c
         tracemalloc.stop()
         planned.job.close()
         planned.output.discard()
-    assert 0.5 * far.nbytes < peak < 1.05 * far.nbytes
+    # Both devices count alike, but a CPU holds less of a mesh without images: it skips the zeros, and a GPU does not.
+    least = 0.5 if scheme == "ewald" else 0.3
+    assert least * far.nbytes < peak < 1.05 * far.nbytes
 
 
 def test_the_memory_left_for_chunks_is_that_beside_the_mesh(folder):
