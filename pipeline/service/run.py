@@ -99,13 +99,13 @@ class Run:
     roots: DataRoots
     cleanup: Cleanup
     memory_bytes: int  # of its rings
-    planning_s: float  # how long it may be opened and planned
     tell: Callable[..., Job]  # (event, facts=None): stores the event and returns the changed job
     log: Callable[[str], None]  # into the job's log
     processes: JobProcesses | None = None  # where the job is opened; None: here
     stopping: threading.Event = field(default_factory=threading.Event)
     preempted: threading.Event = field(default_factory=threading.Event)  # stop for a more urgent job
     on_crowded: Callable[[], None] = lambda: None  # others on its workers need its memory
+    planning_s: float = float("inf")  # how long it may be opened and planned
     may_run: Callable[[], bool] = lambda: True  # once it is planned; it may have given up its place meanwhile
     placed: bool = True  # it counts among the jobs that run at once
     planning: bool = True

@@ -11,6 +11,7 @@ from pipeline.errors import InputError, OutputError
 from pipeline.formats import unsupported_output
 from pipeline.formats.image.base import ImageFormat, ImageHeader, ImageReader, ImageWriter, Region, Storage
 from pipeline.formats.image.file_list import FileLists
+from pipeline.formats.image.metadata import ome_zarr
 from pipeline.formats.image.metadata.geotiff import GeoTags
 from pipeline.formats.image.npy import Npy
 from pipeline.formats.image.png import Png
@@ -32,7 +33,6 @@ FORMATS: tuple[ImageFormat, ...] = (Tiff(), Zarr(), Png(), Pnm(), Npy())
 _CARRIED = {
     "profile": ("colour profile", "icc_profile"),
     "orientation": ("orientation", "orientation"),
-    "display": ("display settings", "omero"),
     "labels": ("label properties", LABELS),
 }
 _FIRST_BYTES = 64
@@ -83,6 +83,7 @@ def not_kept(header: ImageHeader, path: Path) -> str | None:
         known |= {"nodata": "nodata value"} if place.nodata is not None else {}
     known |= header.notes.facts()
     known |= {key: words for key, (words, name) in _CARRIED.items() if name in metadata}
+    known |= {"display": "display settings"} if ome_zarr.has_display(metadata.get("omero")) else {}
     kept = format_for_output(path).keeps(header, path)
     return ", ".join(words for key, words in known.items() if key not in kept) or None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,11 @@ LONGEST_SIDE = 1024
 TILE_SAMPLES = 1 << 20
 BLOCKS_BYTES = 32 << 20
 
+_FINER = 4  # its means of whole pixels then lose a quarter of the preview's resolution at most
+
 Span = tuple[int, int]  # start, stop
 _LARGE_STEP = 64
-DARK_AND_BRIGHT = (0.1, 99.9)  # percentiles that become black and white
+_DARK_AND_BRIGHT = (0.1, 99.9)  # percentiles that become black and white
 _COLOURS = ("00FF00", "FF00FF", "00FFFF", "FFFF00", "FF0000", "0000FF", "FFFFFF")
 
 
@@ -34,16 +37,18 @@ def write_preview(image: Path, preview: Path, longest_side: int = LONGEST_SIDE) 
     that one pixel in a thousand is black, and one white. Of more than four samples in a pixel, the first is shown.
     A scale bar and the channels' names are drawn as far as they are known.
     """
-    with images.open_image(image) as reader:
-        reader.hold_at_most(BLOCKS_BYTES)
-        header = reader.header
-        step = _step(header, longest_side)
-        shown = _shown_channels(header)
-        if len(shown) > 1:
-            pixels = _composite(reader, step, shown)
-        else:
-            pixels = _as_bytes(as_light(_averaged(reader, step), header), header)
-    write_pixels(preview, marked(pixels, header.calibration, step, shown))
+    with images.open_image(image) as whole:
+        level = _fine_level(whole.header, longest_side)
+        with whole.at_level(level) if level else nullcontext(whole) as reader:
+            reader.hold_at_most(BLOCKS_BYTES)
+            header = reader.header
+            step = _step(header, longest_side)
+            shown = _shown_channels(header)
+            if len(shown) > 1:
+                pixels = _composite(reader, step, shown)
+            else:
+                pixels = _as_bytes(as_light(_averaged(reader, step), header), header)
+    write_pixels(preview, marked(pixels, header.calibration, step << level, shown))
 
 
 def write_pixels(preview: Path, pixels: NDArray[np.uint8]) -> None:
@@ -61,6 +66,11 @@ def write_pixels(preview: Path, pixels: NDArray[np.uint8]) -> None:
 def _step(header: ImageHeader, longest_side: int) -> int:
     sizes = dict(zip(header.axes, header.shape, strict=True))
     return math.ceil(max(sizes["Y"], sizes["X"]) / longest_side)
+
+
+def _fine_level(header: ImageHeader, longest_side: int) -> int:
+    """The smallest level of a result's pyramid that is at least `_FINER` times as fine as the preview."""
+    return max(min(header.levels, (_step(header, longest_side) // _FINER).bit_length()) - 1, 0)
 
 
 def _shown_channels(header: ImageHeader) -> list[Channel]:
@@ -168,7 +178,7 @@ def contrast(pixels: NDArray[np.float64], header: ImageHeader) -> tuple[float, f
     channels = 1 if pixels.ndim == 2 else pixels.shape[2]
     colours = pixels if channels in (1, 3) else pixels[..., :-1]
     shown = colours[np.isfinite(colours)]
-    low, high = np.percentile(shown, DARK_AND_BRIGHT, method="inverted_cdf") if shown.size else (0.0, 1.0)
+    low, high = np.percentile(shown, _DARK_AND_BRIGHT, method="inverted_cdf") if shown.size else (0.0, 1.0)
     return float(low), float(high)
 
 

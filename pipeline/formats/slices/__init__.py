@@ -6,7 +6,7 @@ need to know what the file holds. `describe` and `draw` are what the service's p
 
 from __future__ import annotations
 
-from pipeline.formats.slices.drawing import PARTS, Cut, Picture, Stack, describe, draw
+from pipeline.formats.slices.drawing import Cut, Part, Picture, Stack, describe, draw
 from pipeline.formats.slices.stacks import SUFFIXES, open_stack
 
-__all__ = ["PARTS", "SUFFIXES", "Cut", "Picture", "Stack", "describe", "draw", "open_stack"]
+__all__ = ["SUFFIXES", "Cut", "Part", "Picture", "Stack", "describe", "draw", "open_stack"]

@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,9 +27,9 @@ from pipeline.formats.slices.stacks import open_stack
 LONGEST_SIDE = 2048
 # Bytes of samples that are read and decoded for one picture.
 MOST_READ_BYTES = 512 << 20
-PARTS = ("magnitude", "phase", "real", "imaginary")  # of complex samples
+Part = Literal["magnitude", "phase", "real", "imaginary"]  # of complex samples
 _PAGE_BYTES = 4096  # what reading one sample among others costs
-_RUN_BYTES = 64 << 10  # read at a time of files without blocks
+_RUN_BYTES = 64 << 10  # read at a time, at least
 _MOST_COLOURS = 4
 
 Span = tuple[int, int]  # start, stop
@@ -44,7 +44,7 @@ class Cut:
     rows, columns : the part of the plane to show; None: all
     size          : of the longest side in pixels, at most; a sample is never shown by several pixels
     low, high     : the values that are black and white; None: percentiles of the picture, or 8-bit samples as they are
-    part          : of complex samples, one of `PARTS`
+    part          : of complex samples
     """
 
     plane: str | None = None
@@ -54,7 +54,7 @@ class Cut:
     size: int = 1024
     low: float | None = None
     high: float | None = None
-    part: str = "magnitude"
+    part: Part = "magnitude"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,7 +176,7 @@ class _Plane:
     """
 
     def __init__(
-        self, reader: ImageReader, letters: str, place: Mapping[str, int], spans: tuple[Span, Span], part: str
+        self, reader: ImageReader, letters: str, place: Mapping[str, int], spans: tuple[Span, Span], part: Part
     ) -> None:
         self._reader, self._letters, self._place, self._spans, self._part = reader, letters, place, spans, part
         reader.hold_at_most(BLOCKS_BYTES)
@@ -202,7 +202,12 @@ class _Plane:
         header, block = self._reader.header, self._reader.block_shape
         axes = [header.axes.index(letter) for letter in self._letters]
         if block is not None:
-            return (block[axes[0]], block[axes[1]]), math.prod(block) * header.dtype.itemsize
+            rows, columns = (block[axis] for axis in axes)
+            block_bytes = math.prod(block) * header.dtype.itemsize
+            together = max(_RUN_BYTES // block_bytes, 1)  # each read has a cost of its own
+            across = min(math.isqrt(together), -(-header.shape[axes[1]] // columns))
+            down = together // across
+            return (rows * down, columns * across), block_bytes * down * across
         strides = [math.prod(header.shape[axis + 1 :]) * header.dtype.itemsize for axis in axes]
         width = self._spans[1][1] - self._spans[1][0]
         sample_bytes = min(*strides, _PAGE_BYTES)

@@ -142,10 +142,14 @@ def _cut_to_fit(uncut: Tiling, inner: tuple[int, ...], itemsize: int, limit: int
 
 
 def _halvings(length: int, grain: int, multiple: int) -> list[int]:
-    """The whole length, then halves of it in whole blocks as long as there are any, then in multiples."""
+    """The whole length, then halves of it in whole blocks down to a single one, then in multiples."""
     halves = [math.ceil(length / 2**power) for power in range(length.bit_length() + 1)]
     return sorted(
-        {length, *(min(_rounded_up(half, grain if half >= grain else multiple), length) for half in halves[1:])},
+        {
+            length,
+            min(grain, length),
+            *(min(_rounded_up(half, grain if half >= grain else multiple), length) for half in halves[1:]),
+        },
         reverse=True,
     )
 

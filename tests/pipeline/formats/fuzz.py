@@ -30,7 +30,7 @@ from pipeline.errors import MillraceError
 from pipeline.formats.grid import create_map, open_map
 from pipeline.formats.grid.base import GridHeader
 from pipeline.formats.image import open_image
-from pipeline.formats.image.base import ImageReader, Region
+from pipeline.formats.image.base import ImageReader, Region, Storage
 from pipeline.formats.series import series_format_for_output
 from pipeline.formats.series.base import SeriesHeader
 from pipeline.formats.slices import Cut, describe, draw
@@ -57,8 +57,8 @@ def image(suffix: str, shape: tuple[int, ...] = (23, 17, 3), dtype: type = np.ui
     def make(folder: Path) -> Path:
         samples = (np.arange(np.prod(shape)) % 251).reshape(shape).astype(dtype)
         path = folder / f"in{suffix}"
-        if not options:
-            return write_image(path, samples, "YXS" if len(shape) == 3 else "YX")
+        if not options or "storage" in options:
+            return write_image(path, samples, "YXS" if len(shape) == 3 else "YX", **options)
         import tifffile
 
         tifffile.imwrite(path, samples, photometric="rgb" if shape[-1] == 3 else "minisblack", **options)
@@ -177,6 +177,8 @@ KINDS = {
     "tiff-deflate": image(".tif", compression="zlib", tile=(16, 16)),
     "tiff-lzw": image(".tif", compression="lzw", predictor=True, rowsperstrip=5),
     "tiff-zstd": image(".tif", (2, 23, 17), np.float32, compression="zstd"),
+    "tiff-overviews": image(".tif", storage=Storage(levels=3)),
+    "tiff-sub-ifds": image(".ome.tif", storage=Storage(levels=3, compression="zstd")),
     "zarr": image(".zarr"),
     "opendx": grid(".dx"),
     "mrc": grid(".mrc"),

@@ -81,6 +81,13 @@ def cropped_omero(found: Mapping[str, Any], channels: slice, count: int) -> dict
     return {**found, "channels": described[channels]} if fits and isinstance(described, list) else dict(found)
 
 
+def has_display(found: Any) -> bool:
+    """Whether omero states more of a channel than its name and colour."""
+    described = found.get("channels") if isinstance(found, Mapping) else None
+    channels = [each for each in described if isinstance(each, Mapping)] if isinstance(described, list) else []
+    return any(each.keys() - {"label", "color"} for each in channels)
+
+
 def _channels(found: Any) -> tuple[Channel, ...]:
     described = found.get("channels") if isinstance(found, Mapping) else None
     if not isinstance(described, list):

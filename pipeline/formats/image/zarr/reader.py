@@ -117,7 +117,7 @@ class ZarrReader(ImageReader):
         self._cache.expect(lambda place: math.prod(map(operator.getitem, counts, place)))
 
     def hold_at_most(self, budget_bytes: int) -> int:
-        return self._cache.hold_at_most(budget_bytes)
+        return 0 if self._is_raw else self._cache.hold_at_most(budget_bytes)  # raw chunks are read into slots
 
     def close(self) -> None:
         """Nothing is held open."""

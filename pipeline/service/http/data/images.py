@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Header, Query, Request, Response
 from starlette.concurrency import run_in_threadpool
@@ -17,7 +17,7 @@ from pipeline import __version__
 from pipeline.api_models import AxisView, ImageView
 from pipeline.errors import InputError, ParameterError
 from pipeline.formats.cfl import files_of
-from pipeline.formats.slices import Cut, describe, draw
+from pipeline.formats.slices import Cut, Part, describe, draw
 from pipeline.formats.slices.drawing import LONGEST_SIDE
 from pipeline.service.http.app_state import Service, ThisService
 from pipeline.service.http.data.files import found_beneath
@@ -80,9 +80,7 @@ async def draw_slice(
     high: Annotated[
         float | None, Query(allow_inf_nan=False, description="the value that is white; default: percentile 99.9")
     ] = None,
-    part: Annotated[
-        Literal["magnitude", "phase", "real", "imaginary"], Query(description="of complex samples")
-    ] = "magnitude",
+    part: Annotated[Part, Query(description="of complex samples")] = "magnitude",
     if_none_match: Annotated[str | None, Header(max_length=1000)] = None,
 ) -> Response:
     """A picture of one plane, of the level of the pyramid that suffices. 8-bit samples stay as they are unless `low` or
@@ -105,8 +103,8 @@ async def draw_slice(
     made = await _looked_at(service, user, audit, request, path, draw, cut)
     headers |= {
         "Millrace-Level": str(made.level), "Millrace-Blocks": f"1/{made.one_of}", "Millrace-Low": repr(made.low),
-        "Millrace-High": repr(made.high), "Millrace-Rows": "{:.6g}:{:.6g}".format(*made.rows),
-        "Millrace-Columns": "{:.6g}:{:.6g}".format(*made.columns),
+        "Millrace-High": repr(made.high), "Millrace-Rows": "{:.15g}:{:.15g}".format(*made.rows),
+        "Millrace-Columns": "{:.15g}:{:.15g}".format(*made.columns),
     }  # fmt: skip
     return Response(made.png, media_type="image/png", headers=headers)
 

@@ -47,6 +47,33 @@ def test_the_mean_of_each_block_however_it_is_read(
     assert np.abs(found - expected).max() <= 0.5
 
 
+@pytest.mark.parametrize("axes", ["YX", "CYX", "YXS"])
+@pytest.mark.parametrize("suffix", [".zarr", ".tif"])
+def test_of_a_pyramid_a_level_is_read(axes: str, suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = [{"Y": 1600, "X": 1597}.get(letter, 3) for letter in axes]
+    image = np.random.default_rng(5).integers(0, 256, shape).astype(np.uint8)
+    size = {letter: Step(0.5, "micrometer") for letter in "YX"}
+    channels = tuple(Channel(name, None) for name in ("DAPI", "GFP", "")) if "C" in axes else ()
+    header = ImageHeader(
+        shape=image.shape, axes=axes, dtype=image.dtype, calibration=Calibration(size, channels=channels)
+    )
+    for name, levels in (("a", 1), ("b", 6)):
+        writer = images.create_image(tmp_path / f"{name}{suffix}", header, storage=images.Storage(levels=levels))
+        writer.write(Region.whole(image.shape), image)
+        writer.publish()
+    read: list[tuple[int, ...]] = []
+    averaged_in = preview._averaged
+    monkeypatch.setattr(preview, "_averaged", lambda *given: read.append(given[0].header.shape) or averaged_in(*given))
+    for name in ("a", "b"):
+        write_preview(tmp_path / f"{name}{suffix}", tmp_path / f"{name}.png", longest_side=100)
+    assert {max(each) for each in read} == {1600, 400}
+    whole, found = (read_image(tmp_path / f"{name}.png").astype(int) for name in ("a", "b"))
+    assert whole.shape[:2] == (100, 100)
+    assert whole.min() == 0, "it has marks"
+    # Levels count an odd last column twice; three channels are added.
+    np.testing.assert_allclose(found[:, :-1], whole[:, :-1], rtol=0, atol=3 if "C" in axes else 1)
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_extreme_values_are_drawn_without_a_warning(dtype: type, tmp_path: Path) -> None:
     largest = np.finfo(dtype).max

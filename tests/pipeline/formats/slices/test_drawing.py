@@ -219,6 +219,31 @@ def test_of_a_large_part_a_bounded_share_is_read(tmp_path, monkeypatch, suffix):
     assert draw(path, Cut(rows=(0, 64), columns=(0, 64))).one_of == 1, "a small part is whole"
 
 
+def test_many_small_blocks_are_read_together(tmp_path, monkeypatch):
+    samples = RANDOM.random((640, 96)).astype(np.float32)
+    header = ImageHeader(shape=samples.shape, axes="YX", dtype=samples.dtype)
+    writer = images.format_for_output(tmp_path / "a.zarr", Storage(chunks=(16, 16))).create(tmp_path / "a.zarr", header)
+    writer.write(Region.whole(samples.shape), samples)
+    writer.publish()
+    monkeypatch.setattr(drawing, "MOST_READ_BYTES", samples.nbytes // 4)
+    regions, plain = [], ZarrReader.read
+    monkeypatch.setattr(ZarrReader, "read", lambda self, *given: (regions.append(given[0]), plain(self, *given)))
+    picture = draw(tmp_path / "a.zarr", Cut(size=640, low=0, high=1))
+    assert picture.one_of > 1
+    assert len(regions) <= 2, "not one for each chunk of a kibibyte"
+    found = imagecodecs.png_decode(picture.png)
+    for region in regions:
+        np.testing.assert_allclose(found[region.slices], shades_of(samples[region.slices], 0, 1), rtol=0, atol=0.501)
+
+
+def test_more_samples_of_a_pixel_than_a_picture_has(tmp_path):
+    samples = RANDOM.integers(0, 256, (23, 31, 6), np.uint8)
+    path = write_image(tmp_path / "a.tif", samples)
+    assert describe(path).axes == (("Y", 23), ("X", 31), ("S", 6))
+    for index in (0, 5):
+        assert_shows(draw(path, Cut(at={"S": index})), samples[..., index])
+
+
 @pytest.mark.parametrize(
     ("cut", "said"),
     [
