@@ -65,8 +65,8 @@ class DecodedBlocks:
         )
 
     def hold_at_most(self, budget_bytes: int) -> int:
-        """Bound the decoded bytes kept between calls; returns the bound in force."""
-        return self._cache.hold_at_most(budget_bytes)
+        """Bound the decoded bytes kept between calls; returns the bound in force. Uncompressed pages keep none."""
+        return self._cache.hold_at_most(budget_bytes) if self._straight else 0
 
     def expect(self, of_page: Mapping[int, int], rows: Sequence[Span], columns: Sequence[Span]) -> None:
         """How often each page will be read, by its index, and in which spans (start, stop) of rows and columns."""

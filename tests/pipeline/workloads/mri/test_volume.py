@@ -229,7 +229,7 @@ def cramped(monkeypatch):
     return room
 
 
-@pytest.mark.parametrize(("memory", "how"), [(64 << 20, "streamed from the host"), (2 << 20, "made again")])
+@pytest.mark.parametrize(("memory", "how"), [(64 << 20, "streamed from the host"), (1100 << 10, "made again")])
 def test_coils_that_do_not_fit_come_in_turn_to_the_same_bits(tmp_path, cramped, memory, how):
     """From the host, where --memory has room for them; else they are made again of the coarse images."""
     source = volume(tmp_path / "a.npz", coils=13)
