@@ -251,7 +251,7 @@ def test_room_that_is_missing_is_said(tmp_path, cramped, monkeypatch):
         images(source, tmp_path / "out.npy", split="coils", density="none")
     cramped(8 * 8000)
     np.save(tmp_path / "maps.npy", np.ones((9, 10, 10, 10)))
-    options = {"sensitivities": str(tmp_path / "maps.npy"), "density": "none", "memory": 1 << 20}
+    options = {"sensitivities": str(tmp_path / "maps.npy"), "density": "none", "memory": 850 << 10}
     with pytest.raises(ParameterError, match=r"--memory: the GPU has room for .* must stay on the host"):
         images(source, tmp_path / "out.npy", split="coils", **options)
 
@@ -268,7 +268,8 @@ def test_the_command_splits_coils_over_processes(tmp_path):
     assert (code, err) == (0, "")
     plane = np.abs(np.load(tmp_path / "two.npy")[5])
     shown = np.clip(plane / np.percentile(plane, 99.7), 0, 1) * 255
-    assert np.abs(read_image(tmp_path / "two.png") - shown).max() <= 0.51
+    centres = read_image(tmp_path / "two.png")[19::38, 19::38]  # enlarged 38 times; the last row has labels
+    assert np.abs(centres[:-1] - shown[:-1]).max() <= 0.51
     receipt = json.loads(out)
     assert receipt["image"]["split"] == "5 channels over 2 ranks"
     assert len(receipt["image"]["convergence"]) == 9
