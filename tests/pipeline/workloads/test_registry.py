@@ -137,7 +137,7 @@ def test_the_command_runs_them_and_names_those_that_it_cannot(offered, tmp_path,
     samples = write_and_give(tmp_path)
     code, out, err = millrace("run", "--help")
     assert code == 0
-    assert "Add a number." in out
+    assert "Add a number" in out
     assert "  map " in out
     line = "millrace: workload it of the package broken cannot be used: ModuleNotFoundError: No module named"
     assert err == f"{line} 'absent_module'\n"

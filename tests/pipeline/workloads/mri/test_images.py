@@ -187,7 +187,7 @@ def test_one_weight_that_is_none_is_refused(tmp_path, opened, bad):
         with pytest.raises(InputError, match=f"{what} be .* of slice 0, time 0, readouts 0 to 11 are not"):
             opened(own, density=density)
         source = opened(own, density=density, frames=6)
-        with pytest.raises(InputError, match="of slice 0, time 0, readouts 6 to 11 are not; mend"):
+        with pytest.raises(InputError, match="of slice 0, time 0, readouts 6 to 11 are not; correct"):
             source.trajectory(Readouts(0, 0, 6, 12))
 
 
