@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import openmm
 import pytest
 
 from kernels.coulomb import Cell
 from tests.kernels.ewald.crystals import SKEWED, random_atoms
 from tests.pipeline.workloads.coulomb.coulomb_jobs import make_map, write_npz
-
-openmm = pytest.importorskip("openmm", reason="OpenMM computes the energies: pip install openmm")
 
 KILOJOULES = 4.184  # a kilocalorie
 OBLIQUE = Cell(vectors=((12.0, 0.0, 0.0), (-4.0, 13.0, 0.0), (3.0, -3.5, 14.0)))  # as OpenMM takes vectors
