@@ -170,7 +170,7 @@ class CoulombJob:
     def _check_boundary(self) -> None:
         if self._method is not None and self._method.boundary == "vacuum":
             try:
-                refuse_charged(self._frames.charges)
+                refuse_charged(self._frames.first_atoms()[:, 3])
             except ValueError as error:
                 raise ParameterError(f"--boundary: {self.spec.input}: {error}") from error
 
