@@ -168,7 +168,7 @@ def test_the_memory_left_for_chunks_is_that_beside_the_mesh(folder):
     ("source", "options", "message"),
     [
         ("a.npz", {"scheme": "ewald"}, "--scheme ewald: .*a.npz states no periodic cell: pass --cell, or choose full"),
-        ("cell.npz", {"scheme": "ewald", "boundary": "vacuum"}, f"--boundary: .*cell.npz: .* add up to {NET_E:.6g} e: "),
+        ("cell.npz", {"scheme": "ewald", "boundary": "vacuum"}, f"--boundary: .*cell.npz: .* to {NET_E:.6g} e: "),
         ("cell.npz", {"scheme": "ewald", "cutoff": 8}, "--cutoff: .*cell.npz: cutoff 8 Å passes half the cell's"),
         ("a.npz", {"scheme": "full", "cutoff": 0.01}, "--scheme full: the mesh would have .* points: raise the cutoff"),
         ("cell.npz", {"scheme": "ewald", "cell": "0.01,0.01,0.01"}, "a cell of 0.01 Å between opposite faces"),
