@@ -176,7 +176,7 @@ class FolderView(BaseModel):
 
     path     : null for the list of data roots
     parent   : null for a data root
-    left_out : entries of this part that cannot be used: they lead out of the data roots, or are not there any more
+    left_out : entries of this part that cannot be used: they lead out of the data roots, or no longer exist
     """
 
     path: str | None

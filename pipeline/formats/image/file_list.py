@@ -333,7 +333,7 @@ class FileListWriter(ImageWriter):
             yield descriptor
 
     def _header_of(self, file: ListedFile) -> ImageHeader:
-        """With the notes of the file itself, in which files of a list may differ."""
+        """The list's header with this file's own notes: files of a list may differ in these."""
         if self._one.notes == Notes():
             return self._one
         try:

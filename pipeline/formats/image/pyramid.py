@@ -32,7 +32,7 @@ from pipeline.formats.image.metadata import geotiff
 STREAMED = 4
 ALIGNED = 1 << STREAMED
 LABELS = "image-label"  # of a header's metadata: the samples are labels, with what OME-Zarr states of them
-# By default images of more rows or columns get levels, until one has at most so many rows and columns.
+# By default, images with more than _LARGE rows or columns get levels, down to one with at most _SMALL of each.
 _LARGE = 4096
 _SMALL = 512
 _STRIP_BYTES = 1 << 20  # of the widened sums

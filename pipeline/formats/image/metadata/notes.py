@@ -14,7 +14,7 @@ from xml.etree.ElementTree import fromstring
 from pipeline.formats.image.metadata import ome_xml
 
 ASCII = 2
-# TIFF's tags of text that stay true of a filtered image, and go along between TIFFs.
+# TIFF's text tags that stay true of a filtered image, so a TIFF result keeps them.
 TAGS = {269: "DocumentName", 271: "Make", 272: "Model", 315: "Artist", 316: "HostComputer", 33432: "Copyright"}
 _TIFF_DATE = re.compile(r"(\d{4}):(\d\d):(\d\d) ")
 

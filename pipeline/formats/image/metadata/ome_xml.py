@@ -1,5 +1,5 @@
-"""OME-XML: the calibration in its Pixels element, written as the attributes that tifffile's OmeXml takes, and what else
-it states, which goes along from one OME-TIFF to the next.
+"""OME-XML: the calibration in its Pixels element, written as the attributes that tifffile's OmeXml takes, and
+everything else it states, which an OME-TIFF result keeps.
 
 Source: OME schema 2016-06. Elements come from a standard XML parser: tifffile's `xml2dict` would turn names such as
 007 into numbers.
@@ -122,7 +122,7 @@ def cropped(xml: str, boxes: Mapping[str, range]) -> str:
 
 
 def is_current(xml: str) -> bool:
-    """Whether OME-XML is of the schema that is written, and can go along."""
+    """Whether OME-XML has the schema that is written here, so that a result can keep it."""
     return ElementTree.fromstring(xml).tag == _SCHEMA
 
 

@@ -123,7 +123,7 @@ class Group:
 
     def _members(self) -> Iterator[tuple[str, Array | Group]]:
         for entry in sorted((self.root / self.path).iterdir()):
-            # An object store's listing does not tell which names are prefixes.
+            # An object store's listing does not show which names are prefixes.
             if entry.is_dir() or (isinstance(entry, ObjectPath) and not entry.exists()):
                 yield entry.name, self[entry.name]
 

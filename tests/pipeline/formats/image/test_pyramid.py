@@ -182,6 +182,19 @@ def write_regions(writer: ImageWriter, image: NDArray[Any], regions: list[Region
         writer.write(region, np.ascontiguousarray(image[region.slices]))
 
 
+def write_in_two_runs(form: Any, path: Path, header: ImageHeader, image: NDArray[Any], regions: list[Region]) -> None:
+    """As a run that is killed and one that resumes it, another process writing; the last regions come again."""
+    writer = form.create(path, header)
+    half = len(regions) // 2
+    write_regions(writer, image, regions[: half + 1])
+    writer.keep()
+    writer = form.create(path, header, Opening.RESUME)
+    joined = form.create(path, header, Opening.JOIN)
+    write_regions(joined, image, regions[half:])
+    joined.keep()
+    writer.publish()
+
+
 class TestZarr:
     @QUICK
     @given(pyramids(), st.booleans(), st.sampled_from(["none", "zstd"]))
@@ -194,15 +207,7 @@ class TestZarr:
         chunks = tuple(16 if letter in "YX" else n for letter, n in zip(header.axes, header.shape, strict=True))
         storage = Storage(chunks=chunks, shards=shards) if sharded else Storage(chunks=(chunk,))
         form = Zarr(Storage(**{**vars(storage), "levels": levels, "compression": compression}))
-        writer = form.create(path, header)
-        half = len(regions) // 2
-        write_regions(writer, image, regions[: half + 1])
-        writer.keep()  # as a run that was killed, whose last regions come again
-        writer = form.create(path, header, Opening.RESUME)
-        joined = form.create(path, header, Opening.JOIN)
-        write_regions(joined, image, regions[half:])
-        joined.keep()
-        writer.publish()
+        write_in_two_runs(form, path, header, image, regions)
         group: Any = zarr.open_group(path, mode="r")
         stored = [group[str(level)][...] for level in range(levels)]
         if "S" in header.axes:

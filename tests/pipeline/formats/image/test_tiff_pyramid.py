@@ -31,6 +31,7 @@ from tests.pipeline.formats.image.test_pyramid import (
     header_of,
     levels_of,
     with_nodata,
+    write_in_two_runs,
     write_regions,
 )
 
@@ -85,15 +86,7 @@ def test_every_level_is_the_definition_of_the_result(
 ) -> None:
     name, header, levels, tile, regions = chosen
     path, image, form = tmp_path_factory.mktemp("p") / name, samples(header), pyramid(levels, compression, tile)
-    writer = form.create(path, header)
-    half = len(regions) // 2
-    write_regions(writer, image, regions[: half + 1])
-    writer.keep()  # as a run that was killed, whose last regions come again
-    writer = form.create(path, header, Opening.RESUME)
-    joined = form.create(path, header, Opening.JOIN)
-    write_regions(joined, image, regions[half:])
-    joined.keep()
-    writer.publish()
+    write_in_two_runs(form, path, header, image, regions)
     assert [entry.name for entry in path.parent.iterdir()] == [name]
     assert_levels(levels_by_tifffile(path), image, header, levels)
     assert_levels(levels_by_us(path), image, header, levels)
