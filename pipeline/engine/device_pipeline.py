@@ -20,12 +20,13 @@ from typing import Self, TypeVar
 
 from kernels.runtime.threads import Interrupted, interruptible
 from pipeline import metrics
+from pipeline.codecs.packed import PackedBlocks
 from pipeline.engine.devices.buffers import Slot, buffer_bytes
 from pipeline.engine.devices.device import Device
 from pipeline.engine.output import Output
 from pipeline.engine.stages import StageRecord
 from pipeline.stopping import SIGNALS
-from pipeline.workloads.protocol import Chunk
+from pipeline.workloads.protocol import Chunk, ReadsPacked
 
 T = TypeVar("T")
 
@@ -100,6 +101,7 @@ class DevicePipeline:
         device."""
         self._device = device
         self._output, self._job = output, output.job
+        self._packs = self._job if isinstance(self._job, ReadsPacked) else None
         self._lanes = {
             "read": readers or device.io_threads,
             "compute": device.lanes,
@@ -266,7 +268,9 @@ class DevicePipeline:
                 continue
             with self._step(chunk):
                 began = time.perf_counter()
-                self._job.read(chunk, slot.inputs(chunk))
+                slot.packed = self._packed(chunk, slot)
+                if slot.packed is None:
+                    self._job.read(chunk, slot.inputs(chunk))
                 passage.record.add("read", chunk.index, began, time.perf_counter(), chunk.input_bytes)
                 self._counted.read(chunk.input_bytes)
                 batch.append(_Item(chunk, passage, slot))
@@ -274,6 +278,11 @@ class DevicePipeline:
                     for item in batch:
                         self._filled.put(item)
                     batch.clear()
+
+    def _packed(self, chunk: Chunk, slot: Slot) -> PackedBlocks | None:
+        """The chunk's input as the file holds it, if the job has it and the device decodes it."""
+        job = self._packs if self._device.decodes else None
+        return None if job is None else job.read_packed(chunk, slot.room)
 
     def _start_chunks(self) -> None:
         self._device.enter()

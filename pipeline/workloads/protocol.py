@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 
+from pipeline.codecs.packed import PackedBlocks
 from pipeline.formats.image.base import ImageReader, Region
 from pipeline.storage.confinement import Confinement
 from pipeline.storage.partial import Callback, Opening, no_callback
@@ -314,6 +315,14 @@ class NeedsWorkspace(Protocol):
 
     def workspace_bytes(self, memory_bytes: int) -> int:
         """Bytes that it takes of this much memory; some is left for chunks."""
+
+
+@runtime_checkable
+class ReadsPacked(Protocol):
+    """A job of one input array, whose file holds it in blocks that a device may decode."""
+
+    def read_packed(self, chunk: Chunk, memory: NDArray[np.uint8]) -> PackedBlocks | None:
+        """Instead of `read`: gather the encoded blocks in `memory`; None if `read` must be called. Raises as `read`."""
 
 
 class IterateStore(Protocol):

@@ -10,9 +10,20 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
 from typing import Any
 
+import numpy as np
+
+from pipeline.codecs import nvcomp
+from pipeline.codecs.packed import PackedBlocks
 from pipeline.config import format_bytes
 from pipeline.engine.devices import cuda_driver
-from pipeline.engine.devices.buffers import CudaSlot, Slot, allocate_cuda_slot, allocate_host_slot, buffer_bytes
+from pipeline.engine.devices.buffers import (
+    CudaSlot,
+    Slot,
+    allocate_cuda_slot,
+    allocate_host_slot,
+    buffer_bytes,
+    pinned,
+)
 from pipeline.engine.devices.cuda_driver import Call
 from pipeline.engine.devices.discovery import cpu_model, cuda_properties
 from pipeline.engine.stages import StageRecord
@@ -47,6 +58,9 @@ class Device(ABC):
     io_threads: int
     # Slots that keep every stage busy: one in each lane, and one or more on each side of them.
     ring_depth: int
+
+    # Whether it decodes packed blocks (`ReadsPacked`).
+    decodes = False
 
     # The least and the most bytes of input and output together that make a good chunk.
     chunk_range: tuple[int, int]
@@ -179,6 +193,8 @@ class CudaDevice(Device):
         self._origin = cupy.cuda.Event()
         self._origin_time = 0.0
         self._bound: GpuBound | None = None
+        self.decodes = nvcomp.load() is not None
+        self._fault = pinned(4).view(np.int32)
 
     def bounded(self, memory_bytes: int, on_taken: Callable[[int], None]) -> CudaDevice:
         twin = copy(self)
@@ -219,14 +235,41 @@ class CudaDevice(Device):
         assert twin is not None, "the slot was allocated for another device"
         before, after = self._calls(chunk, slot, twin)
         try:
-            cuda_driver.make(before)
             with self._compute, self.allocating():
+                if slot.packed is not None and not self._unpack(chunk, slot, slot.packed, twin):
+                    slot.packed = None
+                    job.read(chunk, slot.inputs(chunk))  # which tells what is wrong
+                if slot.packed is None:
+                    cuda_driver.make(before)
                 job.compute(chunk, twin.inputs(chunk), twin.outputs(chunk), self._compute)
             cuda_driver.make(after)
         except self._cupy.cuda.memory.OutOfMemoryError as error:
             raise OutOfDeviceMemory(f"{self.name}, chunk {chunk.index}: {error}; lower --chunk-bytes") from error
         except (DeviceError, self._cupy.cuda.runtime.CUDARuntimeError) as error:
             raise DeviceError(f"{self.name}, chunk {chunk.index}: {error}") from error
+
+    def _unpack(self, chunk: Chunk, slot: Slot, packed: PackedBlocks, twin: CudaSlot) -> bool:
+        """Decode a chunk's packed blocks on the compute stream, and wait for it; False if that is not possible."""
+        from pipeline.engine.devices.unpacking import NO_FAULT, Unpacking
+
+        try:
+            unpacking = Unpacking(packed, slot.host_input, twin.output)
+            calls = (
+                cuda_driver.record(twin.upload_began, self._upload),
+                cuda_driver.copy_in(twin.output.ptr, slot.host_input.ctypes.data, packed.nbytes, self._upload),
+                cuda_driver.record(twin.upload_done, self._upload),
+                cuda_driver.wait(self._compute, twin.upload_done),
+                cuda_driver.record(twin.decode_began, self._compute),
+            )
+            cuda_driver.make(calls)
+            fault = unpacking.launch(twin.inputs(chunk)[0], self._compute)
+        except self._cupy.cuda.memory.OutOfMemoryError:
+            self.decodes = False  # the processor decodes what is read from now on
+            return False
+        told = cuda_driver.copy_out(self._fault.ctypes.data, fault.data.ptr, fault.nbytes, self._compute)
+        cuda_driver.make((told, cuda_driver.record(twin.compute_began, self._compute)))
+        twin.compute_began.synchronize()
+        return int(self._fault[0]) == NO_FAULT
 
     def _calls(self, chunk: Chunk, slot: Slot, twin: CudaSlot) -> tuple[list[Call], list[Call]]:
         """The driver calls before and after a chunk's kernels."""
@@ -255,8 +298,11 @@ class CudaDevice(Device):
         assert twin is not None, "the slot was allocated for another device"
         try:
             twin.download_done.synchronize()
+            packed = slot.packed
+            decoded = [] if packed is None else [("decode", twin.decode_began, twin.compute_began, chunk.input_bytes)]
             for stage, began, done, nbytes in (
-                ("upload", twin.upload_began, twin.upload_done, chunk.input_bytes),
+                ("upload", twin.upload_began, twin.upload_done, chunk.input_bytes if packed is None else packed.nbytes),
+                *decoded,
                 ("compute", twin.compute_began, twin.compute_done, chunk.input_bytes),
                 ("download", twin.download_began, twin.download_done, chunk.output_bytes),
             ):

@@ -1,0 +1,78 @@
+"""Blocks to samples on CUDA: launches the kernels of blocks.cu on one stream; nothing waits for them."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from kernels.blocks import AXES, Places, fill_bits
+from kernels.runtime.ladder import Variant
+from kernels.runtime.launch import blocks_of, kernel, on_stream
+
+OPTIONS: tuple[str, ...] = ()
+THREADS = 256
+# A block of threads takes this many bytes of a stream or a block.
+BYTES_EACH = 16 << 10
+TYPES = {1: "unsigned char", 2: "unsigned short", 4: "unsigned", 8: "unsigned long long"}
+
+
+class Streams(ctypes.Structure):
+    """struct Streams of blocks.cu."""
+
+    _fields_ = tuple((name, ctypes.c_void_p) for name in ("sources", "source_bytes", "targets", "target_bytes"))
+
+
+class Placing(ctypes.Structure):
+    """struct Placing of blocks.cu."""
+
+    _fields_ = (
+        ("strides", ctypes.c_longlong * AXES),
+        ("fill", ctypes.c_ulonglong),
+        *((name, ctypes.c_int * AXES) for name in ("chunk", "region")),
+    )
+
+
+def copy_streams(streams: Streams, count: int, longest: int, stream: Any) -> None:
+    """Copy streams that are stored as they are. longest: the most bytes of one."""
+    if count:
+        grid = (count, min(blocks_of(longest, BYTES_EACH), 65_535))
+        kernel("blocks", "copy_streams").launch(grid, (THREADS,), (streams,), stream=stream)
+
+
+def check_streams(streams: Streams, statuses: Any, decoded: Any, count: int, fault: Any, stream: Any) -> None:
+    """Lower `fault`, an int32, to the index of the first stream whose status or decoded bytes are wrong."""
+    if count:
+        args = (streams, statuses, decoded, ctypes.c_int(count), fault)
+        kernel("blocks", "check_streams").launch((blocks_of(count, THREADS),), (THREADS,), args, stream=stream)
+
+
+def place(decoded: Any, blocks: Any, origins: Any, region: Any, places: Places, *, stream: Any = None) -> None:
+    """As `kernels.blocks.place`; the rows of `origins` have `AXES` numbers, zeros first."""
+    count = blocks.nbytes // 32
+    if not count:
+        return
+    absent = AXES - region.ndim
+    placing = Placing(
+        strides=(ctypes.c_longlong * AXES)(*[0] * absent, *(each // region.itemsize for each in region.strides)),
+        fill=fill_bits(places, region.dtype),
+        chunk=(ctypes.c_int * AXES)(*[1] * absent, *places.chunk),
+        region=(ctypes.c_int * AXES)(*[1] * absent, *region.shape),
+    )
+    with on_stream(region, stream) as current:
+        grid = (count, min(blocks_of(places.longest, BYTES_EACH), 65_535))
+        kernel("blocks", f"place<{TYPES[region.itemsize]}>").launch(
+            grid, (THREADS,), (decoded, blocks, origins, region, placing), stream=current
+        )
+
+
+VARIANTS: Mapping[str, Variant] = MappingProxyType(
+    {
+        "place": Variant(
+            summary="a thread a sample",
+            entries=("copy_streams", "check_streams", *(f"place<{name}>" for name in TYPES.values())),
+            run=lambda task: place(*task),
+        )
+    }
+)

@@ -1,0 +1,103 @@
+"""Gathers the encoded chunks of a region, for a device that decodes them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from pipeline.codecs.blosc import HEADER_BYTES, BloscHeader, read_header
+from pipeline.codecs.chunk_codec import ChunkCodec
+from pipeline.codecs.packed import NotPackedError, Packing
+from pipeline.codecs.scratch import scratch
+from pipeline.formats.image.zarr.chunk_files import ChunkFiles, StoredBytes
+from pipeline.formats.image.zarr.stored_array import Place
+
+_LZ4_SIZE_BYTES = 4  # before numcodecs' LZ4
+# Read at once of a chunk that is needed in part: the header and a table of a thousand blocks.
+_HEAD_BYTES = 4096
+
+
+def can_be_packed(codec: ChunkCodec) -> bool:
+    """Whether a device may decode chunks of this codec, as far as their metadata tell."""
+    return (
+        len(codec.stages) == 1
+        and codec.stages[0].name in ("blosc", "lz4", "zstd")
+        and codec.order == tuple(range(len(codec.shape)))
+        and codec.dtype.isnative
+        and codec.dtype.itemsize in (1, 2, 4, 8)
+    )
+
+
+def pack_chunk(
+    packing: Packing, files: ChunkFiles, place: Place, within: Sequence[slice], origin: tuple[int, ...]
+) -> None:
+    """Add a chunk's blocks that hold the samples `within` it. `origin`: its first sample in the region.
+
+    NotPackedError if the processor must decode it; raises as `ChunkFiles.read`.
+    """
+    codec = files.array.codec
+    first, last = _bytes_of(codec, within)
+    with files.stored(place) as stored:
+        if stored is None:
+            packing.add_fill(origin, codec.nbytes)
+        elif codec.stages[0].name == "blosc":
+            _pack_blosc(packing, stored, codec.nbytes, first, last, origin)
+        else:
+            skipped = _LZ4_SIZE_BYTES if codec.stages[0].name == "lz4" else 0
+            at, data = packing.take(stored.nbytes)
+            stored.read(0, data)
+            if skipped and data[:skipped].tobytes() != codec.nbytes.to_bytes(skipped, "little"):
+                raise NotPackedError("LZ4 of another size")  # of which the processor's decoder tells
+            packing.add_stream(origin, codec.stages[0].name, at + skipped, stored.nbytes - skipped, codec.nbytes)
+
+
+def _bytes_of(codec: ChunkCodec, within: Sequence[slice]) -> tuple[int, int]:
+    """The first byte of a part of a chunk, and the one after its last."""
+    first = np.ravel_multi_index([span.start for span in within], codec.shape)
+    last = np.ravel_multi_index([span.stop - 1 for span in within], codec.shape)
+    return int(first) * codec.dtype.itemsize, (int(last) + 1) * codec.dtype.itemsize
+
+
+def _pack_blosc(
+    packing: Packing, stored: StoredBytes, nbytes: int, first: int, last: int, origin: tuple[int, ...]
+) -> None:
+    is_whole = last - first == nbytes
+    if is_whole:
+        at, data = packing.take(stored.nbytes)
+        head = data
+    else:
+        head = scratch("encoded", min(_HEAD_BYTES, stored.nbytes))
+    stored.read(0, head)
+    header = read_header(head[:HEADER_BYTES], stored.nbytes)
+    if header.nbytes != nbytes:
+        raise ValueError(f"it decodes to {header.nbytes:,} bytes instead of {nbytes:,}")
+    if header.is_stored:
+        if not is_whole:
+            at, data = packing.take(last - first)
+            stored.read(HEADER_BYTES + first, data)
+            packing.add_stored(origin, at, first, last - first)
+        else:
+            packing.add_stored(origin, at + HEADER_BYTES, 0, nbytes)
+        return
+    if header.table_end > len(head):
+        raise NotPackedError("many small blocks")
+    numbers = range(first // header.block_bytes, math.ceil(last / header.block_bytes))
+    table = head[HEADER_BYTES : header.table_end].view("<i4").astype(np.int64)
+    if np.any(table < header.table_end) or np.any(table > stored.nbytes - 4):
+        raise ValueError("a damaged Blosc table of blocks")
+    starts, ends = table[numbers.start : numbers.stop], stored.nbytes
+    if not is_whole:
+        begin, ends = _extent(table, numbers, header)
+        at, data = packing.take(ends - begin)
+        stored.read(begin, data)
+        at -= begin
+    packing.add_blosc(origin, header, starts, at, ends, numbers)
+
+
+def _extent(table: np.ndarray, numbers: range, header: BloscHeader) -> tuple[int, int]:
+    """The bytes of a chunk that hold these blocks: encoders with several threads write blocks in any order."""
+    wanted = table[numbers.start : numbers.stop]
+    later = table[table > wanted.max()]
+    return int(wanted.min()), int(later.min()) if later.size else header.stored
