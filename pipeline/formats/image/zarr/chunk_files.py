@@ -69,7 +69,7 @@ class ChunkFiles:
 
     @contextmanager
     def stored(self, place: Place) -> Iterator[StoredBytes | None]:
-        """A chunk's encoded bytes, to be read in pieces within the context; None if it is not stored. Raises as `read`."""
+        """A chunk's encoded bytes, to be read in pieces within the context; None if not stored. Raises as `read`."""
         descriptor = self._opened(place)
         if descriptor is None:
             yield None
