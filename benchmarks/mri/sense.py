@@ -231,7 +231,7 @@ def gpu_rivals(scan: Scan, iterations: int) -> list[Rival]:
 
 
 def main() -> None:
-    parser = Options("mri", __doc__)
+    parser = Options("mri/sense", __doc__)
     parser.add_rounds()
     parser.add_argument("--scan", type=Path, help="a radial scan (.npz) instead of the synthetic one")
     parser.add_argument("--iterations", type=int, help="iterations of CG-SENSE [default: 15, on a GPU 10]")

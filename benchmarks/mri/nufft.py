@@ -165,7 +165,7 @@ def _steps(work: Workload, direction: str, given: Inputs) -> Iterator[Rival]:
 
 
 def main() -> None:
-    parser = Options("nufft", __doc__)
+    parser = Options("mri/nufft", __doc__)
     parser.add_rounds()
     parser.add_rows()
     options = parser.parse_args()

@@ -137,7 +137,7 @@ def _measure(work: Work, side: int, options: argparse.Namespace) -> dict[str, An
 
 
 def main() -> None:
-    parser = Options("rank", __doc__)
+    parser = Options("images/rank", __doc__)
     parser.add_rounds(repeats=5)
     parser.add_rows()
     parser.add_argument("--size", type=int, help="side of the square image in pixels (default: 2048, cuda: 8192)")
