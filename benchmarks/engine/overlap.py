@@ -38,7 +38,7 @@ def main() -> None:
 
 
 def _options() -> argparse.Namespace:
-    parser = Options("overlap", __doc__)
+    parser = Options("engine/overlap", __doc__)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--memory", type=int, default=3 << 30, help="bytes of the ring")
     parser.add_argument("--rows", type=int, default=10_000, help=f"rows of {COLUMNS} u16 RGB pixels")

@@ -30,7 +30,7 @@ STEPS: dict[str, Callable[[Any], Any]] = {
 
 
 def main() -> None:
-    parser = Options("chain", __doc__)
+    parser = Options("images/chain", __doc__)
     parser.add_rounds(repeats=5)
     parser.add_argument("--size", type=int, help="side of the square image in pixels (default: 2048, cuda: 8192)")
     options = parser.parse_args()

@@ -11,8 +11,8 @@ import importlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from benchmarks.images.smoothing.inputs import Workload
 from benchmarks.rounds import Rival, queued_seconds
-from benchmarks.smoothing.inputs import Workload
 from kernels.smoothing import box, gaussian
 
 NPP_LIBRARIES = ("libnppif.so.13", "libnppif.so.12", "/usr/local/cuda/lib64/libnppif.so")

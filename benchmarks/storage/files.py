@@ -270,7 +270,7 @@ def overhead(folder: Path, repeats: int) -> None:
 
 
 def main() -> None:
-    parser = Options("files", __doc__)
+    parser = Options("storage/files", __doc__)
     parser.add_parts((*ROWS, LIBRARIES, PYRAMID, OVERHEAD), ROWS)
     parser.add_rounds(repeats=3)
     parser.add_argument("--side", type=int, default=12288, help="rows and columns of the u16 image [default: 12288]")

@@ -74,6 +74,8 @@ def rivals(work: Work, image: Any, device: str, workers: int) -> Iterator[tuple[
     for name, module in (("SciPy", "scipy.ndimage"),) if device == "cpu" else (("cupyx", "cupyx.scipy.ndimage"),):
         theirs = getattr(_module(module), "maximum_filter" if work.most else "median_filter", None)
         yield rival(name, theirs and partial(theirs, part, work.size, mode="nearest"), part)
+    if device == "cuda":
+        yield rival("cuCIM", _cucim(work, image), image)
     yield rival(COPY, (lambda: np.copyto(out, image)) if device == "cpu" else _device_copy(out, image), image)
 
 
@@ -87,6 +89,17 @@ def _opencv(work: Work, image: Any, workers: int) -> Callable[[], object] | None
     if work.most:
         return lambda: cv2.dilate(image, np.ones(work.size, np.uint8), out, borderType=cv2.BORDER_REPLICATE)
     return lambda: cv2.medianBlur(image, work.size[0], out)
+
+
+def _cucim(work: Work, image: Any) -> Callable[[], object] | None:
+    """Its median of integers counts in histograms, whose time hardly depends on the window."""
+    module = _module("cucim.skimage.morphology" if work.most else "cucim.skimage.filters")
+    if module is None or len(work.size) != 2:
+        return None
+    import cupy
+
+    footprint = cupy.ones(work.size, bool)
+    return partial(module.dilation if work.most else module.median, image, footprint, mode="nearest")
 
 
 def _device_copy(out: Any, image: Any) -> Callable[[], object]:
@@ -137,7 +150,7 @@ def _measure(work: Work, side: int, options: argparse.Namespace) -> dict[str, An
 
 
 def main() -> None:
-    parser = Options("rank", __doc__)
+    parser = Options("images/rank", __doc__)
     parser.add_rounds(repeats=5)
     parser.add_rows()
     parser.add_argument("--size", type=int, help="side of the square image in pixels (default: 2048, cuda: 8192)")

@@ -158,7 +158,7 @@ def several_devices(options: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    parser = Options("mri_volume", __doc__)
+    parser = Options("mri/volume", __doc__)
     parser.add_argument("--device", choices=["cpu", "cuda", "all"], default="cpu")
     parser.add_argument("--size", type=int, default=64)
     parser.add_argument("--coils", type=int, default=32)

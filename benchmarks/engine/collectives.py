@@ -342,7 +342,7 @@ PARTS = {"bus": measure_bus, "many": measure_many, "fixed": measure_fixed, "kill
 
 
 def main() -> None:
-    parser = Options("collectives", __doc__)
+    parser = Options("engine/collectives", __doc__)
     parser.add_parts(PARTS, default=PARTS)
     parser.add_argument("--ranks", type=int, default=4, help="maximum number of GPUs, or of processes on the CPU")
     parser.add_argument("--kills", type=int, default=20, help="number of ranks to kill")

@@ -22,9 +22,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.files import CHUNK, SIGMA, noisy_cells
 from benchmarks.options import Options
 from benchmarks.rounds import Rival, band, measure
+from benchmarks.storage.files import CHUNK, SIGMA, noisy_cells
 from pipeline.formats.image import ImageHeader, Region, Storage, format_for_output, open_image
 from pipeline.storage.objects import ObjectPath
 
@@ -69,7 +69,7 @@ def report(part: str, measured: list[Rival], nbytes: int) -> None:
 
 
 def main() -> None:
-    parser = Options("object_store", __doc__)
+    parser = Options("storage/objects", __doc__)
     parser.add_parts(PARTS, PARTS)
     parser.add_rounds(repeats=5)
     parser.add_argument("--side", type=int, default=8192, help="rows and columns of the u16 image [default: 8192]")

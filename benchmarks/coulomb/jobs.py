@@ -135,7 +135,7 @@ def grid(options: argparse.Namespace, folder: Path) -> None:
 
 
 def main() -> None:
-    parser = Options("coulomb_jobs", __doc__)
+    parser = Options("coulomb/jobs", __doc__)
     parser.add_argument("what", choices=("trajectory", "grid"))
     parser.add_argument("--folder", type=Path, help="folder for the files; default: a temporary folder in memory")
     parser.add_argument("--devices", default="cpu", help="devices, separated by commas: cuda:0,all")

@@ -269,7 +269,7 @@ def measure_gpus(options: argparse.Namespace) -> Mapping[str, Any]:
         processes = []
         for gpu in range(count):
             environment = os.environ | {"CUDA_VISIBLE_DEVICES": str(gpu)}
-            command = [sys.executable, "-m", "benchmarks.streaming", "one", "--start", str(start)]
+            command = [sys.executable, "-m", "benchmarks.engine.streaming", "one", "--start", str(start)]
             processes.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True))
         each = [json.loads(process.communicate()[0].splitlines()[-1]) for process in processes]
         found[f"{count} GPUs"] = {key: sum(one[key] for one in each) for key in each[0]}
@@ -318,7 +318,7 @@ PARTS = {
 
 
 def main() -> None:
-    parser = Options("streaming", __doc__)
+    parser = Options("engine/streaming", __doc__)
     parser.add_parts([*PARTS, "one"], default=["pinned", "chunk", "memory", "files"])
     parser.add_argument("--gib", type=int, default=8, help="size of the file")
     parser.add_argument("--memory", type=int, default=2 * GIB, help="bytes of the ring")

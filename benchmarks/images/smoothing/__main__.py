@@ -14,16 +14,16 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.images.smoothing.inputs import WORKLOADS, Workload
 from benchmarks.options import Options
 from benchmarks.rounds import Rival, band, measure, ratio
-from benchmarks.smoothing.inputs import WORKLOADS, Workload
 from kernels.smoothing import box, gaussian
 
 OURS, COPY = "millrace", "copy"
 
 
 def cpu_rivals(work: Workload, image: Any, workers: int) -> Iterator[Rival]:
-    """Every library that can do this work on the CPU; `benchmarks.smoothing.cuda` has those for a GPU."""
+    """Every library that can do this work on the CPU; `benchmarks.images.smoothing.cuda` has those for a GPU."""
     yield Rival(name=OURS, device="cpu", run=_ours(work, image, workers))
     yield Rival(name="OpenCV", device="cpu", run=_opencv(work, image, workers))
     yield Rival(name="SciPy", device="cpu", run=_scipy(work, image))
@@ -88,7 +88,7 @@ def main() -> None:
     if options.plot:
         _plot(report["rivals"], options.plot)
         if options.variants:
-            from benchmarks.smoothing.variants import plot_variants
+            from benchmarks.images.smoothing.variants import plot_variants
 
             plot_variants(report["variants"], options.plot.with_stem(f"{options.plot.stem}-variants"))
 
@@ -96,7 +96,7 @@ def main() -> None:
 def _measure(work: Workload, side: int, options: argparse.Namespace, report: dict[str, Any]) -> None:
     image = work.image(side)
     if options.device == "cuda":
-        from benchmarks.smoothing.cuda import cuda_rivals
+        from benchmarks.images.smoothing.cuda import cuda_rivals
 
         contenders = list(cuda_rivals(work, image))
     else:
@@ -105,7 +105,7 @@ def _measure(work: Workload, side: int, options: argparse.Namespace, report: dic
     _print(result)
     report["rivals"].append(result)
     if options.variants:
-        from benchmarks.smoothing.variants import measure_variants, print_variants
+        from benchmarks.images.smoothing.variants import measure_variants, print_variants
 
         del contenders  # their arrays
         variants = measure_variants(work, image, options.repeats)
@@ -114,7 +114,7 @@ def _measure(work: Workload, side: int, options: argparse.Namespace, report: dic
 
 
 def _options() -> argparse.Namespace:
-    parser = Options("smoothing", __doc__)
+    parser = Options("images/smoothing", __doc__)
     parser.add_rounds(repeats=7)
     parser.add_rows()
     parser.add_argument("--variants", action="store_true", help="also every variant of ours, from naive on (cuda)")

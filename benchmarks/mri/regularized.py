@@ -79,7 +79,7 @@ def time_subspace(cupy: Any, n: int, coils: int = 12, coefficients: int = 5) -> 
 
 
 def main() -> None:
-    Options("mri_regularized", __doc__).parse_args()
+    Options("mri/regularized", __doc__).parse_args()
     import cupy
 
     print(cupy.cuda.runtime.getDeviceProperties(0)["name"].decode())

@@ -167,7 +167,7 @@ def tested_to_useful(work: Workload, atoms: Any) -> float:
 
 
 def main() -> None:
-    parser = Options("coulomb", __doc__)
+    parser = Options("coulomb/maps", __doc__)
     parser.add_rounds()
     parser.add_rows()
     options = parser.parse_args()

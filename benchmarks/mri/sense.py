@@ -1,4 +1,4 @@
-"""CG-SENSE, step by step: on the CPU against SigPy and BART if they are installed, or on a GPU with --device cuda.
+"""CG-SENSE, step by step, against SigPy and BART if they are installed; with --device cuda on a GPU, against SigPy.
 
 On the CPU: radial scans with given maps (without density weights, which the rivals lack), and whole commands from file
 to file. On a GPU: set-up and iterations of a scan of 32 coils, 256², 400 spokes × 512 samples.
@@ -100,13 +100,13 @@ def cpu_rivals(scan: Scan, iterations: int, folder: Path) -> list[Rival]:
     ]
 
 
-def _sigpy(data: Any, points: Any, maps: Any, iterations: int) -> Callable[[], Any] | None:
+def _sigpy(data: Any, points: Any, maps: Any, iterations: int, **how: Any) -> Callable[[], Any] | None:
     if importlib.util.find_spec("sigpy") is None:
         return None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from sigpy.mri.app import SenseRecon
-    return lambda: SenseRecon(data, maps, coord=points, max_iter=iterations, show_pbar=False).run()
+    return lambda: SenseRecon(data, maps, coord=points, max_iter=iterations, show_pbar=False, **how).run()
 
 
 def _sigpy_wavelets(data: Any, points: Any, maps: Any, strength: float) -> Callable[[], Any] | None:
@@ -223,15 +223,17 @@ def gpu_rivals(scan: Scan, iterations: int) -> list[Rival]:
         "  maps": lambda: sensitivities.walsh(centre_images(data, flat, weights, shape, width=24, taper=True), shape),
         "right-hand side": lambda: gridded(transform, data, maps, weights),
         "one normal operator": lambda: normal(right),
-        f"right-hand side and {iterations} iterations": lambda: cg_sense(
+        "right-hand side and iterations": lambda: cg_sense(
             normal, gridded(transform, data, maps, weights), iterations=iterations
         ),
     }
+    if theirs := _sigpy(data, flat, maps, iterations, weights=weights, device=0):
+        steps["sigpy SenseRecon on CuPy"] = theirs
     return [Rival(name=name, device="cuda", run=synchronised(run)) for name, run in steps.items()]
 
 
 def main() -> None:
-    parser = Options("mri", __doc__)
+    parser = Options("mri/sense", __doc__)
     parser.add_rounds()
     parser.add_argument("--scan", type=Path, help="a radial scan (.npz) instead of the synthetic one")
     parser.add_argument("--iterations", type=int, help="iterations of CG-SENSE [default: 15, on a GPU 10]")
@@ -253,6 +255,7 @@ def main() -> None:
         ("millrace l1-wavelet", "sigpy L1WaveletRecon"),
         ("millrace l1-wavelet", "bart pics -R W (command)"),
         ("millrace, maps given", "sigpy SenseRecon, maps given"),
+        ("right-hand side and iterations", "sigpy SenseRecon on CuPy"),
         ("millrace run mri, maps given (command)", "bart pics, maps given (command)"),
         ("millrace run mri (command)", "bart nufft, ecalib, pics (commands)"),
     ):

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks.images.smoothing.cuda import QUEUED_CALLS
+from benchmarks.images.smoothing.inputs import Workload
 from benchmarks.rounds import band, queued_seconds
-from benchmarks.smoothing.cuda import QUEUED_CALLS
-from benchmarks.smoothing.inputs import Workload
 from kernels.smoothing.cases import Case
 from kernels.smoothing.cuda import VARIANTS, smooth
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from scipy.ndimage import gaussian_filter
 
-from benchmarks.mri import runner, synthetic, write_cfl
+from benchmarks.mri.sense import runner, synthetic, write_cfl
 from benchmarks.options import Options
 from kernels.nufft import Nufft, Toeplitz, toeplitz_kernel
 from kernels.sense import centre_images, cg_sense, density, gridded, sensitivities, toeplitz_normal
@@ -158,7 +158,7 @@ def errors(image: Any, reference: Any) -> tuple[float, float]:
 
 
 def main() -> None:
-    parser = Options("mri_quality", __doc__)
+    parser = Options("mri/quality", __doc__)
     parser.add_argument("--scan", type=Path, help="an ISMRMRD scan besides the phantom")
     options = parser.parse_args()
     scans = [phantom(), *([spirals(options.scan)] if options.scan else [])]
