@@ -10,6 +10,9 @@
 //   copy_streams   : bytes that the file holds as they are
 //   check_streams  : the first stream that did not decode to its size
 //   place<T>       : a thread a sample, from its block to its place in the region; samples outside it are skipped
+//   cut<T>         : a thread a sample, from the region to its shuffled block
+//   measure_chunks : where the encoded streams go in Blosc chunks, and the chunks' sizes; one thread block in all
+//   pack_chunks<T> : writes Blosc chunks one behind another: headers, tables of blocks, streams with their lengths
 
 using i64 = long long;
 using u64 = unsigned long long;
@@ -97,4 +100,118 @@ __global__ void place(const u8* decoded, const Block* blocks, const int* origins
         }
         region[at] = T(value);
     }
+}
+
+// Samples beyond the region have the fill value.
+template <typename T>
+__global__ void cut(const T* region, const Block* blocks, const int* origins, u8* shuffled, Placing placing) {
+    const Block b = blocks[blockIdx.x];
+    unsigned count = b.bytes / sizeof(T), first = b.first / sizeof(T);
+    u8* block = shuffled + b.source;
+    for (unsigned i = blockIdx.y * blockDim.x + threadIdx.x; i < count; i += gridDim.y * blockDim.x) {
+        i64 at = target_of(first + i, origins + AXES * b.chunk, placing);
+        u64 value = at < 0 ? placing.fill : region[at];
+        for (unsigned j = 0; j < sizeof(T); ++j)
+            block[b.shuffle == BYTES ? j * count + i : i * sizeof(T) + j] = u8(value >> (8 * j));
+    }
+}
+
+// Chunks of one shape. A block has `splits` streams, except a shorter last block, which has one.
+struct Packing {
+    u64 nbytes;       // of a chunk
+    u64 capacity;     // for all packed chunks
+    u64 room;         // of each encoded stream
+    int chunks;
+    int streams;      // of a chunk
+    int blocks;       // of a chunk
+    int block_bytes;
+    int splits;
+    int typesize;
+    int flags;        // of Blosc's header
+};
+
+constexpr unsigned HEADER = 16, STORED = 2, VERSION = 2, CODEC_VERSION = 1;
+
+__device__ u64 stream_bytes(int block, const Packing& p) {
+    u64 left = p.nbytes - u64(block) * p.block_bytes;
+    return left < p.block_bytes ? left : p.block_bytes / p.splits;
+}
+
+__device__ int block_of(int stream, const Packing& p) { return min(stream / p.splits, p.blocks - 1); }
+
+// A stream that did not shrink is stored as it is.
+__device__ u64 packed_bytes(u64 encoded, int status, u64 bytes) { return status == 0 && encoded < bytes ? encoded : bytes; }
+
+// offsets: of each stream's length in its chunk; starts: of the chunks; sizes: of the chunks, and then of all, or -1 if
+// they do not fit. A chunk that would not shrink takes nbytes + HEADER and is stored as it is.
+extern "C" __global__ void measure_chunks(
+    const u64* encoded, const int* statuses, Packing p, u64* offsets, i64* starts, i64* sizes
+) {
+    for (int chunk = threadIdx.x; chunk < p.chunks; chunk += blockDim.x) {
+        u64 at = HEADER + 4 * p.blocks;
+        for (int s = 0; s < p.streams; ++s) {
+            i64 index = i64(chunk) * p.streams + s;
+            offsets[index] = at;
+            at += 4 + packed_bytes(encoded[index], statuses[index], stream_bytes(block_of(s, p), p));
+        }
+        sizes[chunk] = min(at, p.nbytes + HEADER);
+    }
+    __syncthreads();
+    if (threadIdx.x > 0) return;
+    i64 total = 0;
+    for (int chunk = 0; chunk < p.chunks; ++chunk) {
+        starts[chunk] = total;
+        total += sizes[chunk];
+    }
+    sizes[p.chunks] = u64(total) <= p.capacity ? total : -1;
+}
+
+__device__ void put(u8* at, unsigned value) {
+    for (int j = 0; j < 4; ++j) at[j] = u8(value >> (8 * j));
+}
+
+struct Packed {
+    const u8 *shuffled, *encoded;  // each chunk's blocks, `stride` bytes apart; each stream's room
+    const u64* encoded_bytes;
+    const int* statuses;
+    const u64* offsets;
+    const i64 *starts, *sizes;
+    u8* out;
+    u64 stride;
+};
+
+template <typename T>
+__global__ void pack_chunks(const T* region, const int* origins, Placing placing, Packing p, Packed packed) {
+    if (packed.sizes[p.chunks] < 0) return;
+    i64 index = blockIdx.x;
+    int chunk = index / p.streams, s = index % p.streams, block = block_of(s, p), split = s - block * p.splits;
+    u8* out = packed.out + packed.starts[chunk];
+    bool stored = packed.sizes[chunk] == p.nbytes + HEADER;
+    unsigned first = blockIdx.y * blockDim.x + threadIdx.x, step = gridDim.y * blockDim.x;
+    if (first == 0 && s == 0) {
+        put(out, VERSION | CODEC_VERSION << 8 | (p.flags | (stored ? STORED : 0)) << 16 | p.typesize << 24);
+        put(out + 4, p.nbytes);
+        put(out + 8, p.block_bytes);
+        put(out + 12, packed.sizes[chunk]);
+    }
+    if (stored) {
+        if (split > 0) return;
+        u64 begin = u64(block) * p.block_bytes, left = p.nbytes - begin;
+        unsigned count = (left < p.block_bytes ? left : p.block_bytes) / sizeof(T);
+        for (unsigned i = first; i < count; i += step) {
+            i64 at = target_of(begin / sizeof(T) + i, origins + AXES * chunk, placing);
+            u64 value = at < 0 ? placing.fill : region[at];
+            for (unsigned j = 0; j < sizeof(T); ++j) out[HEADER + begin + i * sizeof(T) + j] = u8(value >> (8 * j));
+        }
+        return;
+    }
+    u64 bytes = stream_bytes(block, p), offset = packed.offsets[index];
+    u64 count = packed_bytes(packed.encoded_bytes[index], packed.statuses[index], bytes);
+    if (first == 0) {
+        if (split == 0) put(out + HEADER + 4 * block, offset);
+        put(out + offset, count);
+    }
+    const u8* source = count < bytes ? packed.encoded + index * p.room
+                                     : packed.shuffled + chunk * packed.stride + u64(block) * p.block_bytes + split * bytes;
+    for (u64 i = first; i < count; i += step) out[offset + 4 + i] = source[i];
 }

@@ -53,26 +53,81 @@ def place(decoded: Any, blocks: Any, origins: Any, region: Any, places: Places, 
     count = blocks.nbytes // 32
     if not count:
         return
+    with on_stream(region, stream) as current:
+        grid = (count, min(blocks_of(places.longest, BYTES_EACH), 65_535))
+        kernel("blocks", f"place<{TYPES[region.itemsize]}>").launch(
+            grid, (THREADS,), (decoded, blocks, origins, region, _placing(region, places)), stream=current
+        )
+
+
+def _placing(region: Any, places: Places) -> Placing:
     absent = AXES - region.ndim
-    placing = Placing(
+    return Placing(
         strides=(ctypes.c_longlong * AXES)(*[0] * absent, *(each // region.itemsize for each in region.strides)),
         fill=fill_bits(places, region.dtype),
         chunk=(ctypes.c_int * AXES)(*[1] * absent, *places.chunk),
         region=(ctypes.c_int * AXES)(*[1] * absent, *region.shape),
     )
-    with on_stream(region, stream) as current:
-        grid = (count, min(blocks_of(places.longest, BYTES_EACH), 65_535))
-        kernel("blocks", f"place<{TYPES[region.itemsize]}>").launch(
-            grid, (THREADS,), (decoded, blocks, origins, region, placing), stream=current
-        )
+
+
+class Packing(ctypes.Structure):
+    """struct Packing of blocks.cu."""
+
+    _fields_ = (
+        *((name, ctypes.c_ulonglong) for name in ("nbytes", "capacity", "room")),
+        *(
+            (name, ctypes.c_int)
+            for name in ("chunks", "streams", "blocks", "block_bytes", "splits", "typesize", "flags")
+        ),
+    )
+
+
+class Packed(ctypes.Structure):
+    """struct Packed of blocks.cu."""
+
+    _fields_ = (
+        *(
+            (name, ctypes.c_void_p)
+            for name in ("shuffled", "encoded", "encoded_bytes", "statuses", "offsets", "starts", "sizes", "out")
+        ),
+        ("stride", ctypes.c_ulonglong),
+    )
+
+
+def cut(region: Any, blocks: Any, origins: Any, shuffled: Any, places: Places, *, stream: Any) -> None:
+    """Fill `shuffled` with blocks of a region's samples, those beyond it having the fill value; see `place`."""
+    grid = (blocks.nbytes // 32, min(blocks_of(places.longest, BYTES_EACH), 65_535))
+    kernel("blocks", f"cut<{TYPES[region.itemsize]}>").launch(
+        grid, (THREADS,), (region, blocks, origins, shuffled, _placing(region, places)), stream=stream
+    )
+
+
+def pack_chunks(region: Any, origins: Any, places: Places, packing: Packing, packed: Packed, *, stream: Any) -> None:
+    """Write a region as Blosc chunks, of its encoded streams: `sizes` become the bytes of each, and those of all or
+    -1 if these exceed the capacity."""
+    pointers = [ctypes.c_void_p(getattr(packed, name)) for name in ("encoded_bytes", "statuses")]
+    results = [ctypes.c_void_p(getattr(packed, name)) for name in ("offsets", "starts", "sizes")]
+    kernel("blocks", "measure_chunks").launch((1,), (THREADS,), (*pointers, packing, *results), stream=stream)
+    grid = (packing.chunks * packing.streams, min(blocks_of(packing.block_bytes, BYTES_EACH), 65_535))
+    kernel("blocks", f"pack_chunks<{TYPES[region.itemsize]}>").launch(
+        grid, (THREADS,), (region, origins, _placing(region, places), packing, packed), stream=stream
+    )
 
 
 VARIANTS: Mapping[str, Variant] = MappingProxyType(
     {
         "place": Variant(
-            summary="a thread a sample",
+            summary="decoded blocks to a region, a thread a sample",
             entries=("copy_streams", "check_streams", *(f"place<{name}>" for name in TYPES.values())),
             run=lambda task: place(*task),
-        )
+        ),
+        "pack": Variant(
+            summary="a region to Blosc chunks, a thread a sample or a byte",
+            entries=(
+                "measure_chunks",
+                *(f"{step}<{name}>" for step in ("cut", "pack_chunks") for name in TYPES.values()),
+            ),
+            run=lambda task: pack_chunks(*task, stream=None),
+        ),
     }
 )

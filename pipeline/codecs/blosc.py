@@ -17,11 +17,16 @@ from kernels.blocks import BITS, BYTES, NO_SHUFFLE
 from pipeline.errors import counted
 
 _VERSION = 2
+# By the codec's number, those of which streams are read and written by other libraries.
+CODECS = {1: "lz4", 4: "zstd"}
 _SHUFFLED, _STORED, _BITS_SHUFFLED, _NOT_SPLIT = 1, 2, 4, 16  # bits of the flags; the codec is in the three highest
 _HEADER = struct.Struct("<4B3I")
 HEADER_BYTES = _HEADER.size
 _MOST_SPLITS = 16
 _LEAST_SPLIT_BYTES = 128
+# nvCOMP encodes a batch of short streams faster; shorter ones find fewer repetitions.
+_STREAM_BYTES = 32 << 10
+_STREAM_ALIGNMENT_BYTES = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +76,43 @@ class BloscHeader:
     def table_end(self) -> int:
         """The chunk's first byte after the header and the table of blocks."""
         return HEADER_BYTES + 4 * self.blocks
+
+
+@dataclass(frozen=True, kw_only=True)
+class BloscLayout:
+    """How chunks of `nbytes` are cut into shuffled blocks, and blocks into streams, to be encoded on a GPU."""
+
+    nbytes: int
+    typesize: int
+
+    @property
+    def splits(self) -> int:
+        """The streams of a block: one for each byte of its samples, if each can be aligned."""
+        is_even = self.block_bytes % (_STREAM_ALIGNMENT_BYTES * self.typesize) == 0
+        return self.typesize if is_even and self.block_bytes // self.typesize >= _LEAST_SPLIT_BYTES else 1
+
+    @property
+    def block_bytes(self) -> int:
+        return min(self.nbytes, _STREAM_BYTES * self.typesize)
+
+    @property
+    def blocks(self) -> int:
+        return -(-self.nbytes // self.block_bytes)
+
+    def flags(self, codec: str) -> int:
+        """Of the header."""
+        number = next(number for number, name in CODECS.items() if name == codec)
+        shuffled = _SHUFFLED if self.typesize > 1 else 0
+        return number << 5 | shuffled | (0 if self.splits == self.typesize else _NOT_SPLIT)
+
+    def streams(self) -> list[tuple[int, int]]:
+        """Offset and bytes of each in the shuffled chunk."""
+        found = []
+        for first in range(0, self.nbytes, self.block_bytes):
+            size = min(self.block_bytes, self.nbytes - first)
+            splits = self.splits if size == self.block_bytes else 1
+            found += [(first + number * (size // splits), size // splits) for number in range(splits)]
+        return found
 
 
 def read_header(data: NDArray[np.uint8], nbytes: int) -> BloscHeader:

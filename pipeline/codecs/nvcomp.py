@@ -97,6 +97,32 @@ def decode(
     )  # fmt: skip
 
 
+def encode_sizes(codec: str, count: int, longest: int, total: int) -> tuple[int, int]:
+    """Bytes of the room of an encoded stream, and of the device memory that `encode` takes; see
+    `decode_temporary_bytes`."""
+    room, temporary = _Size(), _Size()
+    start = f"nvcompBatched{_NAMES[codec]}CompressGet"
+    _call(f"{start}MaxOutputChunkSize", _Size(longest), _Options(), ctypes.byref(room))
+    _call(
+        f"{start}TempSize", _Size(count), _Size(longest), _Options(), ctypes.byref(temporary), _Size(total), _Pointer()
+    )
+    return room.value, temporary.value
+
+
+def encode(
+    codec: str, streams: Any, count: int, longest: int, *, temporary: tuple[int, int], statuses: int, stream: Any
+) -> None:
+    """Enqueue the encoding of `count` streams of at most `longest` bytes; see `decode`.
+
+    streams : their `target_bytes` become the encoded bytes
+    """
+    _call(
+        f"nvcompBatched{_NAMES[codec]}CompressAsync", _Pointer(streams.sources), _Pointer(streams.source_bytes),
+        _Size(longest), _Size(count), _Pointer(temporary[0]), _Size(temporary[1]), _Pointer(streams.targets),
+        _Pointer(streams.target_bytes), _Options(), _Pointer(statuses), _Pointer(stream.ptr),
+    )  # fmt: skip
+
+
 def _call(function: str, *arguments: Any) -> None:
     status = getattr(load(), function)(*arguments)
     if status != 0:

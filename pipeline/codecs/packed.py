@@ -9,7 +9,7 @@ Source: c-blosc 1.21, README_CHUNK_FORMAT.rst.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,13 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels.blocks import AXES, BLOCK, FILL, NO_SHUFFLE, Places
-from pipeline.codecs.blosc import BloscHeader
+from pipeline.codecs.blosc import CODECS, BloscHeader
 
 _ALIGNMENT_BYTES = 256
 # A stream of a codec is decoded by a warp: much larger ones leave the GPU idle, and the processor is faster.
 LONGEST_STREAM_BYTES = 1 << 20
-# By the number in Blosc's flags. The others are decoded by the processor.
-_BLOSC_CODECS = {1: "lz4", 4: "zstd"}
 
 Memory = NDArray[np.uint8]
 
@@ -75,6 +73,22 @@ class PackedBlocks:
         """(chunks, AXES): each chunk's first sample in the region, after zeros for absent axes."""
         first, count = self.tables[2], self.counts[2]
         return memory[first : first + 4 * AXES * count].view(np.int32).reshape(count, AXES)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChunkForm:
+    """How an output stores a region that consists of whole chunks: in Blosc, after a byte shuffle.
+
+    codec   : lz4 or zstd
+    chunk   : samples of a chunk along each axis of the file, at most `AXES`
+    origins : int32 (chunks, AXES): the first sample of each, in the order in which they are handed over
+    view    : of the region's array, NumPy's or CuPy's, with the file's axes; what a chunk has beyond it is zero
+    """
+
+    codec: str
+    chunk: tuple[int, ...]
+    origins: NDArray[np.int32]
+    view: Callable[[Any], Any]
 
 
 class Packing:
@@ -135,7 +149,7 @@ class Packing:
 
         ValueError if a stream is damaged.
         """
-        codec = _BLOSC_CODECS.get(header.codec)
+        codec = CODECS.get(header.codec)
         if codec is None:
             raise NotPackedError(f"Blosc's codec {header.codec}")
         firsts = np.arange(numbers.start, numbers.stop) * header.block_bytes
@@ -169,8 +183,7 @@ class Packing:
         """Write the tables behind the bytes. NotPackedError if they do not fit."""
         streams = np.concatenate([np.zeros((4, 0), np.uint64), *self._encoded, *self._stored], axis=1)
         encoded, blocks = sum(each.shape[1] for each in self._encoded), np.concatenate(self._blocks)
-        origins = np.zeros((len(self._origins), AXES), np.int32)
-        origins[:, AXES - len(self._chunk) :] = self._origins
+        origins = origin_rows(self._origins, len(self._chunk))
         tables = []
         for table in (streams, blocks, origins):
             self._used = -(-self._used // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
@@ -219,6 +232,13 @@ class Packing:
         """The int32 at these offsets of the memory."""
         found: NDArray[np.int32] = self._memory[at[:, np.newaxis] + np.arange(4)].view("<i4")[:, 0]
         return found.astype(np.int64)
+
+
+def origin_rows(origins: Sequence[tuple[int, ...]], axes: int) -> NDArray[np.int32]:
+    """As rows of `AXES` numbers, zeros first."""
+    rows = np.zeros((len(origins), AXES), np.int32)
+    rows[:, AXES - axes :] = origins
+    return rows
 
 
 def _streams(sources: Any, source_bytes: Any, targets: Any, target_bytes: Any) -> NDArray[np.uint64]:

@@ -20,7 +20,7 @@ from typing import Self, TypeVar
 
 from kernels.runtime.threads import Interrupted, interruptible
 from pipeline import metrics
-from pipeline.codecs.packed import PackedBlocks
+from pipeline.codecs.packed import ChunkForm, PackedBlocks
 from pipeline.engine.devices.buffers import Slot, buffer_bytes
 from pipeline.engine.devices.device import Device
 from pipeline.engine.output import Output
@@ -101,6 +101,7 @@ class DevicePipeline:
         device."""
         self._device = device
         self._output, self._job = output, output.job
+        self._form_of: Callable[[Chunk], ChunkForm | None] = getattr(output, "chunk_form", lambda chunk: None)
         self._packs = self._job if isinstance(self._job, ReadsPacked) else None
         self._lanes = {
             "read": readers or device.io_threads,
@@ -289,6 +290,7 @@ class DevicePipeline:
         with interruptible(self._failed):
             for item in self._going(self._filled):
                 with self._step(item.chunk):
+                    item.slot.form = self._form_of(item.chunk) if self._device.encodes else None
                     self._device.process(self._job, item.chunk, item.slot, item.passage.record)
                     self._started.put(item)
 
@@ -308,7 +310,10 @@ class DevicePipeline:
 
     def _write(self, item: _Item) -> None:
         chunk, passage, began = item.chunk, item.passage, time.perf_counter()
-        self._output.write(chunk, item.slot.outputs(chunk))
+        if item.slot.chunks is None:
+            self._output.write(chunk, item.slot.outputs(chunk))
+        else:
+            self._output.write(chunk, item.slot.outputs(chunk), item.slot.chunks)
         passage.record.add("write", chunk.index, began, time.perf_counter(), chunk.output_bytes)
         self._counted.written(chunk.output_bytes, chunk.work)
         self._free.put(item.slot)

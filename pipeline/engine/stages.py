@@ -12,7 +12,7 @@ from pipeline import metrics
 
 STAGES = metrics.STAGES
 # Those of every chunk; the others are in a record once a chunk has been in them.
-ALWAYS = tuple(stage for stage in STAGES if stage != "decode")
+ALWAYS = tuple(stage for stage in STAGES if stage not in ("decode", "encode"))
 # Seconds, bytes and chunks by stage, as processes send them to each other.
 StageCounts = Mapping[str, tuple[float, int, int]]
 

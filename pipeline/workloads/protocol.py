@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 
-from pipeline.codecs.packed import PackedBlocks
+from pipeline.codecs.packed import ChunkForm, PackedBlocks
 from pipeline.formats.image.base import ImageReader, Region
 from pipeline.storage.confinement import Confinement
 from pipeline.storage.partial import Callback, Opening, no_callback
@@ -242,6 +242,17 @@ class Sink(Protocol):
 
     def discard(self) -> None:
         """Remove the partial output; harmless after `publish`, or a second time."""
+
+
+@runtime_checkable
+class TakesPacked(Sink, Protocol):
+    """A sink that stores chunks as a device encodes them."""
+
+    def chunk_form(self, region: Region) -> ChunkForm | None:
+        """How it stores that region; None if `write` must be called."""
+
+    def write_packed(self, region: Region, samples: NDArray[Any], chunks: Sequence[NDArray[np.uint8]]) -> None:
+        """Instead of `write`: `chunks` are the region's, encoded, in the order of the form's origins."""
 
 
 class OpenJob(Protocol):

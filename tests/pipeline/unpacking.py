@@ -1,11 +1,14 @@
-"""Decodes packed blocks by the processor's libraries, as a GPU does by nvCOMP and kernels."""
+"""Decodes packed blocks and encodes chunks by the processor's libraries, as a GPU does by nvCOMP and kernels."""
 
 from __future__ import annotations
+
+import struct
 
 import imagecodecs
 import numpy as np
 
 from kernels.blocks import place
+from pipeline.codecs.blosc import BloscLayout
 from pipeline.engine.devices.device import CpuDevice
 
 _DECODE = {
@@ -40,14 +43,55 @@ def unpack(packed, memory, out):
     return True
 
 
-class Unpacking(CpuDevice):
-    """A CPU device that is handed packed blocks. `chunks`: those that it was."""
+_ENCODE = {
+    "lz4": lambda data: imagecodecs.lz4_encode(data, header=False),
+    "zstd": lambda data: imagecodecs.zstd_encode(data, 1),
+}
 
-    decodes = True
+
+def packed_chunk(samples, codec):
+    """The Blosc chunk of an array, in blocks and streams as a GPU encodes them."""
+    layout = BloscLayout(nbytes=samples.nbytes, typesize=samples.itemsize)
+    raw = np.ascontiguousarray(samples).reshape(-1).view(np.uint8)
+    blocks = [raw[at : at + layout.block_bytes] for at in range(0, len(raw), layout.block_bytes)]
+    shuffled = np.concatenate([block.reshape(-1, samples.itemsize).T.reshape(-1) for block in blocks])
+    assert len(blocks) == layout.blocks
+    table, streams, at = [], b"", 16 + 4 * len(blocks)
+    for first, size in layout.streams():
+        if first % layout.block_bytes == 0:
+            table.append(at + len(streams))
+        stream = shuffled[first : first + size].tobytes()
+        encoded = bytes(_ENCODE[codec](stream))
+        stream = encoded if len(encoded) < size else stream
+        streams += struct.pack("<i", len(stream)) + stream
+    total, flags = at + len(streams), layout.flags(codec)
+    if total >= len(raw) + 16:
+        total, flags, table, streams = len(raw) + 16, flags | 2, [], raw.tobytes()
+    header = struct.pack("<4B3I", 2, 1, flags, samples.itemsize, len(raw), layout.block_bytes, total)
+    return np.frombuffer(header + struct.pack(f"<{len(table)}i", *table) + streams, np.uint8)
+
+
+def pack(form, samples):
+    """The encoded chunks of a region."""
+    region = form.view(samples)
+    found = []
+    for origin in form.origins[:, form.origins.shape[1] - region.ndim :].tolist():
+        chunk = np.zeros(form.chunk, region.dtype)
+        part = region[tuple(slice(first, first + n) for first, n in zip(origin, form.chunk, strict=True))]
+        chunk[tuple(map(slice, part.shape))] = part
+        found.append(packed_chunk(chunk, form.codec))
+    return found
+
+
+class Unpacking(CpuDevice):
+    """A CPU device that is handed packed blocks, and hands over encoded chunks. `chunks`, `encoded`: of the plan, those
+    that it decoded and encoded."""
+
+    decodes = encodes = True
 
     def __init__(self, *arguments):
         super().__init__(*arguments)
-        self.chunks = []
+        self.chunks, self.encoded = [], []
 
     def process(self, job, chunk, slot, record):
         packed, slot.packed = slot.packed, None
@@ -59,3 +103,7 @@ class Unpacking(CpuDevice):
             else:
                 job.read(chunk, slot.inputs(chunk))
         super().process(job, chunk, slot, record)
+        slot.chunks = None
+        if slot.form is not None:
+            slot.chunks = pack(slot.form, slot.outputs(chunk)[0])
+            self.encoded.append(chunk.index)

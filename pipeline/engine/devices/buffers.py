@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.codecs.packed import PackedBlocks
+from pipeline.codecs.packed import ChunkForm, PackedBlocks
 from pipeline.engine.devices.cuda_driver import Call
 from pipeline.errors import DeviceError, OutOfDeviceMemory, StorageError
 from pipeline.workloads.protocol import ArraySpec, Chunk
@@ -64,6 +64,9 @@ class Slot:
     cuda: CudaSlot | None = None
     # The blocks that the input's memory holds instead of its arrays; None: the arrays.
     packed: PackedBlocks | None = None
+    # How the device shall encode the output, and the encoded chunks; None: it does not.
+    form: ChunkForm | None = None
+    chunks: list[NDArray[np.uint8]] | None = None
     _views: Views = field(default_factory=lambda: Views(carve))
 
     @property
@@ -110,6 +113,9 @@ class CudaSlot:
     decode_began: Any = field(default_factory=_event)
     compute_began: Any = field(default_factory=_event)
     compute_done: Any = field(default_factory=_event)
+    encode_done: Any = field(default_factory=_event)
+    table_done: Any = field(default_factory=_event)
+    packed_done: Any = field(default_factory=_event)
     download_began: Any = field(default_factory=_event)
     download_done: Any = field(default_factory=_event)
     # The driver calls of the last chunk, with its input and output bytes: most chunks reuse them.

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pipeline.codecs import nvcomp
-from pipeline.codecs.packed import PackedBlocks
+from pipeline.codecs.packed import ChunkForm, PackedBlocks
 from pipeline.config import format_bytes
 from pipeline.engine.devices import cuda_driver
 from pipeline.engine.devices.buffers import (
@@ -29,6 +30,9 @@ from pipeline.engine.devices.discovery import cpu_model, cuda_properties
 from pipeline.engine.stages import StageRecord
 from pipeline.errors import DeviceError, OutOfDeviceMemory
 from pipeline.workloads.protocol import Chunk, OpenJob
+
+if TYPE_CHECKING:
+    from pipeline.engine.devices.packing import Packer
 
 MIB = 1 << 20
 CLOCK_TRIES = 5
@@ -59,8 +63,9 @@ class Device(ABC):
     # Slots that keep every stage busy: one in each lane, and one or more on each side of them.
     ring_depth: int
 
-    # Whether it decodes packed blocks (`ReadsPacked`).
+    # Whether it decodes packed blocks (`ReadsPacked`), and encodes chunks (`TakesPacked`).
     decodes = False
+    encodes = False
 
     # The least and the most bytes of input and output together that make a good chunk.
     chunk_range: tuple[int, int]
@@ -193,11 +198,13 @@ class CudaDevice(Device):
         self._origin = cupy.cuda.Event()
         self._origin_time = 0.0
         self._bound: GpuBound | None = None
-        self.decodes = nvcomp.load() is not None
+        self.decodes = self.encodes = nvcomp.load() is not None
+        self._packer: Packer | None = None
         self._fault = pinned(4).view(np.int32)
 
     def bounded(self, memory_bytes: int, on_taken: Callable[[int], None]) -> CudaDevice:
         twin = copy(self)
+        twin._packer = None  # its memory counts
         twin._bound = GpuBound(memory_bytes, self._cupy.cuda.MemoryPool(), on_taken)
         return twin
 
@@ -242,7 +249,10 @@ class CudaDevice(Device):
                 if slot.packed is None:
                     cuda_driver.make(before)
                 job.compute(chunk, twin.inputs(chunk), twin.outputs(chunk), self._compute)
-            cuda_driver.make(after)
+            if slot.form is not None and not self._pack(chunk, slot, slot.form, twin, after):
+                slot.form = None
+            if slot.form is None:
+                cuda_driver.make(after)
         except self._cupy.cuda.memory.OutOfMemoryError as error:
             raise OutOfDeviceMemory(f"{self.name}, chunk {chunk.index}: {error}; lower --chunk-bytes") from error
         except (DeviceError, self._cupy.cuda.runtime.CUDARuntimeError) as error:
@@ -270,6 +280,57 @@ class CudaDevice(Device):
         cuda_driver.make((told, cuda_driver.record(twin.compute_began, self._compute)))
         twin.compute_began.synchronize()
         return int(self._fault[0]) == NO_FAULT
+
+    def _pack(self, chunk: Chunk, slot: Slot, form: ChunkForm, twin: CudaSlot, after: list[Call]) -> bool:
+        """Encode a chunk's output after its kernels, and copy it back beside that; False if there is no memory.
+
+        The packed chunks take the place of the input, on the device and on the host.
+        """
+        from pipeline.engine.devices.packing import Packer, table_bytes
+
+        room, table = len(slot.host_input), table_bytes(len(form.origins))
+        if room < table:
+            return False
+        cuda_driver.make((cuda_driver.record(twin.compute_done, self._compute),))
+        try:
+            with self._compute, self.allocating():
+                self._packer = self._packer or Packer()
+                self._packer.launch(form, twin.outputs(chunk)[0], twin.input, room, self._compute)
+        except self._cupy.cuda.memory.OutOfMemoryError:
+            self.encodes = False  # the processor encodes from now on
+            return False
+        cuda_driver.make(
+            (
+                cuda_driver.record(twin.encode_done, self._compute),
+                *after[1:],
+                cuda_driver.wait(self._download, twin.encode_done),
+                cuda_driver.copy_out(slot.host_input.ctypes.data, twin.input.ptr, table, self._download),
+                cuda_driver.record(twin.table_done, self._download),
+            )
+        )
+        return True
+
+    def _fetch(self, slot: Slot, form: ChunkForm, twin: CudaSlot) -> int:
+        """Copy the packed chunks back, whose sizes are known now; returns their bytes, 0 if they do not fit."""
+        from pipeline.engine.devices.packing import table_bytes
+
+        first = table_bytes(len(form.origins))
+        twin.table_done.synchronize()
+        *sizes, total = slot.host_input[: 8 * (len(form.origins) + 1)].view(np.int64).tolist()
+        slot.chunks = None
+        if total < 0:
+            return 0
+        host = slot.host_input.ctypes.data + first
+        cuda_driver.make(
+            (
+                cuda_driver.copy_out(host, twin.input.ptr + first, total, self._download),
+                cuda_driver.record(twin.packed_done, self._download),
+            )
+        )
+        twin.packed_done.synchronize()
+        ends = np.cumsum([first, *sizes]).tolist()
+        slot.chunks = [slot.host_input[begin:end] for begin, end in itertools.pairwise(ends)]
+        return int(total)
 
     def _calls(self, chunk: Chunk, slot: Slot, twin: CudaSlot) -> tuple[list[Call], list[Call]]:
         """The driver calls before and after a chunk's kernels."""
@@ -300,10 +361,16 @@ class CudaDevice(Device):
             twin.download_done.synchronize()
             packed = slot.packed
             decoded = [] if packed is None else [("decode", twin.decode_began, twin.compute_began, chunk.input_bytes)]
+            encoded = []
+            slot.chunks = None
+            if slot.form is not None:
+                self._fetch(slot, slot.form, twin)
+                encoded = [("encode", twin.compute_done, twin.encode_done, chunk.output_bytes)]
             for stage, began, done, nbytes in (
                 ("upload", twin.upload_began, twin.upload_done, chunk.input_bytes if packed is None else packed.nbytes),
                 *decoded,
                 ("compute", twin.compute_began, twin.compute_done, chunk.input_bytes),
+                *encoded,
                 ("download", twin.download_began, twin.download_done, chunk.output_bytes),
             ):
                 # From the two events directly: float milliseconds since the origin lose precision.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import zarr
 
 from pipeline.engine.devices.device import CpuDevice
 from pipeline.engine.run import RunOptions, plan_job, run_job
@@ -83,3 +84,28 @@ def test_a_damaged_chunk_is_named_as_by_the_processor(tmp_path, image, damage):
     for device in (CpuDevice(2), Unpacking(2)):
         with pytest.raises(InputError, match=r"in\.zarr: chunk 2/1 does not decode \(.*export it again"):
             result(tmp_path / "in.zarr", tmp_path / "b.npy", device, size="3")
+
+
+@pytest.mark.parametrize("compression", ["lz4", "zstd"])
+@pytest.mark.parametrize("further", [{}, {"shards": "128"}, {"levels": "3"}, {"chunks": "40,173"}], ids=str)
+def test_encoded_chunks_are_files_that_every_reader_opens(tmp_path, image, compression, further):
+    store(tmp_path / "in.zarr", image)
+    asked = {"size": "3", "compression": compression, "chunks": "64", **further}
+    expected, _ = result(tmp_path / "in.zarr", tmp_path / "a.zarr", CpuDevice(2), **asked)
+    device = Unpacking(2)
+    found, receipt = result(tmp_path / "in.zarr", tmp_path / "b.zarr", device, **asked)
+    assert len(device.encoded) == receipt["chunks"] > 2
+    np.testing.assert_array_equal(found, expected)
+    for level in range(int(further.get("levels", 1))):
+        theirs = zarr.open_group(tmp_path / "b.zarr", mode="r")[str(level)][...]
+        np.testing.assert_array_equal(theirs, zarr.open_group(tmp_path / "a.zarr", mode="r")[str(level)][...])
+
+
+@pytest.mark.parametrize("compression", ["none", "deflate"])
+def test_other_chunks_are_encoded_by_the_processor(tmp_path, image, compression):
+    store(tmp_path / "in.zarr", image)
+    device = Unpacking(2)
+    found, _ = result(tmp_path / "in.zarr", tmp_path / "b.zarr", device, size="3", compression=compression)
+    expected, _ = result(tmp_path / "in.zarr", tmp_path / "a.npy", CpuDevice(2), size="3")
+    assert device.encoded == []
+    np.testing.assert_array_equal(found, expected)
