@@ -48,6 +48,21 @@ def check_streams(streams: Streams, statuses: Any, decoded: Any, count: int, fau
         kernel("blocks", "check_streams").launch((blocks_of(count, THREADS),), (THREADS,), args, stream=stream)
 
 
+def check_sums(streams: Streams, count: int, fault: Any, stream: Any) -> None:
+    """As `check_streams`, by the checksums of zlib."""
+    if count:
+        kernel("blocks", "check_sums").launch((count,), (THREADS,), (streams, fault), stream=stream)
+
+
+def add_rows(decoded: Any, blocks: Any, itemsize: int, row: tuple[int, int], longest: int, stream: Any) -> None:
+    """Sum the samples of blocks along their rows. row: columns and samples of a pixel; longest: bytes of a block."""
+    columns, samples = row
+    rows = blocks_of(longest, columns * samples * itemsize)
+    grid = (blocks.nbytes // 32, min(blocks_of(rows, THREADS // 32), 65_535))
+    args = (decoded, blocks, ctypes.c_int(columns), ctypes.c_int(samples))
+    kernel("blocks", f"add_rows<{TYPES[itemsize]}>").launch(grid, (THREADS,), args, stream=stream)
+
+
 def place(decoded: Any, blocks: Any, origins: Any, region: Any, places: Places, *, stream: Any = None) -> None:
     """As `kernels.blocks.place`; the rows of `origins` have `AXES` numbers, zeros first."""
     count = blocks.nbytes // 32
@@ -118,7 +133,12 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType(
     {
         "place": Variant(
             summary="decoded blocks to a region, a thread a sample",
-            entries=("copy_streams", "check_streams", *(f"place<{name}>" for name in TYPES.values())),
+            entries=(
+                "copy_streams",
+                "check_streams",
+                "check_sums",
+                *(f"{step}<{name}>" for step in ("add_rows", "place") for name in TYPES.values()),
+            ),
             run=lambda task: place(*task),
         ),
         "pack": Variant(

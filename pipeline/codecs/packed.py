@@ -44,6 +44,8 @@ class PackedBlocks:
     view          : of the array that the blocks fill, NumPy's or CuPy's, with the axes of the file's chunks
     target        : the part of the chunk's array that is this array
     complete      : fills the rest of the chunk's array
+    differences   : columns and samples of a pixel, of blocks whose samples are differences from the one before in
+                    their row; None: they are not
     """
 
     codec: str
@@ -57,6 +59,7 @@ class PackedBlocks:
     view: Callable[[Any], Any]
     target: tuple[slice, ...] | None = None
     complete: Callable[[Any], None] | None = None
+    differences: tuple[int, int] | None = None
 
     def streams(self, memory: Memory) -> NDArray[np.uint64]:
         """(4, streams): where each begins in the memory, its bytes, where it goes in the decoded bytes, and its bytes
@@ -117,25 +120,27 @@ class Packing:
 
     def add_fill(self, origin: tuple[int, ...], nbytes: int) -> None:
         """A chunk of `nbytes` that is not stored."""
-        self._add(origin, _blocks(np.array([FILL]), np.array([0]), np.array([nbytes]), 1, NO_SHUFFLE))
+        self._add([origin], _blocks(np.array([FILL]), np.array([0]), np.array([nbytes]), 1, NO_SHUFFLE))
 
     def add_stored(self, origin: tuple[int, ...], at: int, first: int, nbytes: int) -> None:
         """Bytes at `at` of the memory that are those of a chunk from its byte `first` on."""
         self._require_whole_samples(first, nbytes)
         to = self._room(nbytes)
         self._add(
-            origin, _blocks(np.array([to]), np.array([first]), np.array([nbytes]), 1, NO_SHUFFLE),
+            [origin], _blocks(np.array([to]), np.array([first]), np.array([nbytes]), 1, NO_SHUFFLE),
             stored=_streams([at], [nbytes], [to], [nbytes]),
         )  # fmt: skip
 
-    def add_stream(self, origin: tuple[int, ...], codec: str, at: int, nbytes: int, decoded_bytes: int) -> None:
-        """A chunk of `decoded_bytes` that is one encoded stream."""
+    def add_streams(
+        self, origins: Sequence[tuple[int, ...]], codec: str, at: Any, nbytes: Any, decoded_bytes: int
+    ) -> None:
+        """Chunks of `decoded_bytes` that are one encoded stream each: `at` in the memory, of `nbytes`."""
         self._use(codec, decoded_bytes)
-        to = self._room(decoded_bytes)
-        self._add(
-            origin, _blocks(np.array([to]), np.array([0]), np.array([decoded_bytes]), 1, NO_SHUFFLE),
-            encoded=_streams([at], [nbytes], [to], [decoded_bytes]),
-        )  # fmt: skip
+        room, count = -(-decoded_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES, len(origins)
+        to, sizes = self._room(room * count) + room * np.arange(count), np.full(count, decoded_bytes)
+        blocks = _blocks(to, np.zeros(count, np.int64), sizes, 1, NO_SHUFFLE)
+        blocks["chunk"] = np.arange(count)
+        self._add(origins, blocks, encoded=_streams(at, nbytes, to, sizes))
 
     def add_blosc(
         self, origin: tuple[int, ...], header: BloscHeader, starts: NDArray[np.int64], at: int, ends: int,
@@ -175,11 +180,11 @@ class Packing:
         streams = np.concatenate(found, axis=1)
         is_stored = streams[1] == streams[3]
         self._add(
-            origin, _blocks(targets, firsts, sizes, header.typesize, header.shuffle),
+            [origin], _blocks(targets, firsts, sizes, header.typesize, header.shuffle),
             encoded=streams[:, ~is_stored], stored=streams[:, is_stored],
         )  # fmt: skip
 
-    def packed(self) -> PackedBlocks:
+    def packed(self, differences: tuple[int, int] | None = None) -> PackedBlocks:
         """Write the tables behind the bytes. NotPackedError if they do not fit."""
         streams = np.concatenate([np.zeros((4, 0), np.uint64), *self._encoded, *self._stored], axis=1)
         encoded, blocks = sum(each.shape[1] for each in self._encoded), np.concatenate(self._blocks)
@@ -196,13 +201,14 @@ class Packing:
             tables=(tables[0], tables[1], tables[2]), counts=(streams.shape[1], len(blocks), len(origins)),
             decoded_bytes=self._decoded_bytes,
             places=Places(chunk=self._chunk, fill_value=self._fill_value, longest=int(blocks["bytes"].max())),
-            view=lambda array: array,
+            view=lambda array: array, differences=differences,
         )  # fmt: skip
 
-    def _add(self, origin: tuple[int, ...], blocks: Any, encoded: Any = None, stored: Any = None) -> None:
+    def _add(self, origins: Sequence[tuple[int, ...]], blocks: Any, encoded: Any = None, stored: Any = None) -> None:
+        """`blocks`: their chunks are counted from the first of these origins."""
         with self._lock:
-            blocks["chunk"] = len(self._origins)
-            self._origins.append(origin)
+            blocks["chunk"] += len(self._origins)
+            self._origins += origins
             self._blocks.append(blocks)
             if encoded is not None:
                 self._encoded.append(encoded)

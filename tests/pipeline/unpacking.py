@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import zlib
 
 import imagecodecs
 import numpy as np
@@ -34,8 +35,14 @@ def unpack(packed, memory, out):
             return False
         assert to + size <= len(decoded)
         decoded[to : to + size] = np.frombuffer(stream, np.uint8)
+        if packed.codec == "deflate" and zlib.adler32(stream) != int.from_bytes(memory[at + length :][:4], "big"):
+            return False
     blocks, origins = packed.blocks(memory), packed.origins(memory)
     target = packed.view(out if packed.target is None else out[packed.target])
+    if packed.differences is not None:
+        for first, size in blocks[blocks["source"] >= 0][["source", "bytes"]].tolist():
+            rows = decoded[first : first + size].view(out.dtype).reshape(-1, *packed.differences)
+            rows[...] = np.cumsum(rows, axis=1, dtype=out.dtype)
     assert blocks["bytes"].max() == packed.places.longest
     place(decoded, blocks, origins[:, origins.shape[1] - target.ndim :], target, packed.places)
     if packed.complete is not None:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels.blocks import AXES, BLOCK
-from kernels.blocks.cuda import Streams, check_streams, copy_streams, place
+from kernels.blocks.cuda import Streams, add_rows, check_streams, check_sums, copy_streams, place
 from pipeline.codecs import nvcomp
 from pipeline.codecs.packed import PackedBlocks
 
@@ -45,10 +45,14 @@ class Unpacking:
                 statuses=statuses.data.ptr, stream=stream,
             )  # fmt: skip
             check_streams(encoded, statuses, decoded, count, fault, stream)
+            if packed.codec == "deflate":
+                check_sums(encoded, count, fault, stream)
         copy_streams(self._streams(count), packed.counts[0] - count, packed.longest[1], stream)
         target = packed.view(out if packed.target is None else out[packed.target])
         blocks = self._bytes(packed.tables[1], BLOCK.itemsize * packed.counts[1])
         origins = self._bytes(packed.tables[2], 4 * AXES * packed.counts[2])
+        if packed.differences is not None:
+            add_rows(self._decoded, blocks, target.itemsize, packed.differences, packed.places.longest, stream)
         place(self._decoded, blocks, origins, target, packed.places, stream=stream)
         if packed.complete is not None:
             packed.complete(out)

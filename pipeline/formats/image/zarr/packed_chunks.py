@@ -50,7 +50,7 @@ def pack_chunk(
             stored.read(0, data)
             if skipped and data[:skipped].tobytes() != codec.nbytes.to_bytes(skipped, "little"):
                 raise NotPackedError("LZ4 of another size")  # of which the processor's decoder tells
-            packing.add_stream(origin, codec.stages[0].name, at + skipped, stored.nbytes - skipped, codec.nbytes)
+            packing.add_streams([origin], codec.stages[0].name, [at + skipped], [stored.nbytes - skipped], codec.nbytes)
 
 
 def _bytes_of(codec: ChunkCodec, within: Sequence[slice]) -> tuple[int, int]:
