@@ -20,7 +20,7 @@ from typing import Self, TypeVar
 
 from kernels.runtime.threads import Interrupted, interruptible
 from pipeline import metrics
-from pipeline.codecs.packed import ChunkForm, PackedBlocks
+from pipeline.codecs.packed import ChunkForm
 from pipeline.engine.devices.buffers import Slot, buffer_bytes
 from pipeline.engine.devices.device import Device
 from pipeline.engine.output import Output
@@ -102,7 +102,7 @@ class DevicePipeline:
         self._device = device
         self._output, self._job = output, output.job
         self._form_of: Callable[[Chunk], ChunkForm | None] = getattr(output, "chunk_form", lambda chunk: None)
-        self._packs = self._job if isinstance(self._job, ReadsPacked) else None
+        self._packs = self._job if isinstance(self._job, ReadsPacked) and self._job.packs else None
         self._lanes = {
             "read": readers or device.io_threads,
             "compute": device.lanes,
@@ -189,8 +189,7 @@ class DevicePipeline:
         Raises the first error of any thread. The pipeline cannot be used after that: further calls raise the same.
         """
         record = record or StageRecord(keeps_timeline=keep_timeline)
-        for stage, lanes in self._lanes.items():
-            record.totals[stage].lanes = lanes
+        record.share({**self._lanes, "decode": self._lanes["read"], "encode": self._lanes["write"]})
         passage = _Passage(record=record, on_written=on_written, computing=len(chunks), unwritten=len(chunks))
         with self._lock:
             self._passages.add(passage)
@@ -262,17 +261,14 @@ class DevicePipeline:
     # The stages
 
     def _read_chunks(self) -> None:
+        self._device.enter()
         batch: list[_Item] = []
         for chunk, passage, is_last in self._going(self._waiting):
             slot = None if self._is_ending else self._free.get()
             if slot is None:
                 continue
             with self._step(chunk):
-                began = time.perf_counter()
-                slot.packed = self._packed(chunk, slot)
-                if slot.packed is None:
-                    self._job.read(chunk, slot.inputs(chunk))
-                passage.record.add("read", chunk.index, began, time.perf_counter(), chunk.input_bytes)
+                self._read(chunk, slot, passage.record)
                 self._counted.read(chunk.input_bytes)
                 batch.append(_Item(chunk, passage, slot))
                 if is_last or len(batch) == self._batch:
@@ -280,17 +276,23 @@ class DevicePipeline:
                         self._filled.put(item)
                     batch.clear()
 
-    def _packed(self, chunk: Chunk, slot: Slot) -> PackedBlocks | None:
-        """The chunk's input as the file holds it, if the job has it and the device decodes it."""
-        job = self._packs if self._device.decodes else None
-        return None if job is None else job.read_packed(chunk, slot.room)
+    def _read(self, chunk: Chunk, slot: Slot, record: StageRecord) -> None:
+        """Fill a chunk's input; as the file holds it if the job has that and the device decodes it."""
+        began, job = time.perf_counter(), self._packs if self._device.decodes else None
+        slot.packed = None if job is None else job.read_packed(chunk, slot.room)
+        if slot.packed is not None:
+            record.add("read", chunk.index, began, time.perf_counter(), chunk.input_bytes)
+            if self._device.unpack(chunk, slot):
+                return
+            slot.packed, began = None, time.perf_counter()
+        self._job.read(chunk, slot.inputs(chunk))  # which tells what is wrong
+        record.add("read", chunk.index, began, time.perf_counter(), chunk.input_bytes)
 
     def _start_chunks(self) -> None:
         self._device.enter()
         with interruptible(self._failed):
             for item in self._going(self._filled):
                 with self._step(item.chunk):
-                    item.slot.form = self._form_of(item.chunk) if self._device.encodes else None
                     self._device.process(self._job, item.chunk, item.slot, item.passage.record)
                     self._started.put(item)
 
@@ -299,6 +301,7 @@ class DevicePipeline:
         batch: list[_Item] = []
         for item in self._going(self._started):
             with self._step(item.chunk):
+                item.slot.form = self._form_of(item.chunk) if self._device.encodes else None
                 self._device.finish(item.chunk, item.slot, item.passage.record)
                 batch.append(item)
                 with self._lock:

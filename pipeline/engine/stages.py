@@ -54,7 +54,14 @@ class StageRecord:
     timeline: list[Interval] = field(default_factory=list)
     # The latest reports of other processes on unfinished work, by a key of the work.
     under_way: dict[Hashable, StageCounts] = field(default_factory=dict)
+    _lanes: Mapping[str, int] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def share(self, lanes: Mapping[str, int]) -> None:
+        """The number of threads (or streams) of each stage; 1 by default."""
+        self._lanes = lanes
+        for stage in lanes.keys() & self.totals.keys():
+            self.totals[stage].lanes = lanes[stage]
 
     def add(self, stage: str, chunk: int, began: float, ended: float, nbytes: int) -> None:
         """Add one chunk in one stage, from `began` to `ended` in seconds of `time.perf_counter`."""
@@ -94,7 +101,9 @@ class StageRecord:
 
     def _add(self, stage: str, seconds: float, nbytes: int, chunks: int) -> None:
         with self._lock:
-            self.totals.setdefault(stage, StageTotals()).add(seconds, nbytes, chunks)
+            if stage not in self.totals:
+                self.totals[stage] = StageTotals(lanes=self._lanes.get(stage, 1))
+            self.totals[stage].add(seconds, nbytes, chunks)
 
     @property
     def overlap_efficiency(self) -> float:

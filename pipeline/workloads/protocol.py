@@ -330,7 +330,11 @@ class NeedsWorkspace(Protocol):
 
 @runtime_checkable
 class ReadsPacked(Protocol):
-    """A job of one input array, whose file holds it in blocks that a device may decode."""
+    """A job of one input array, whose file may hold it in blocks that a device decodes."""
+
+    @property
+    def packs(self) -> bool:
+        """Whether it does."""
 
     def read_packed(self, chunk: Chunk, memory: NDArray[np.uint8]) -> PackedBlocks | None:
         """Instead of `read`: gather the encoded blocks in `memory`; None if `read` must be called. Raises as `read`."""

@@ -100,16 +100,16 @@ class Unpacking(CpuDevice):
         super().__init__(*arguments)
         self.chunks, self.encoded = [], []
 
-    def process(self, job, chunk, slot, record):
-        packed, slot.packed = slot.packed, None
-        if packed is not None:
-            out = np.empty(chunk.inputs[0].shape, chunk.inputs[0].dtype)
-            if unpack(packed, slot.host_input, out):
-                self.chunks.append(chunk.index)
-                slot.inputs(chunk)[0][...] = out
-            else:
-                job.read(chunk, slot.inputs(chunk))
-        super().process(job, chunk, slot, record)
+    def unpack(self, chunk, slot):
+        out = np.empty(chunk.inputs[0].shape, chunk.inputs[0].dtype)
+        if not unpack(slot.packed, slot.host_input, out):
+            return False
+        self.chunks.append(chunk.index)
+        slot.inputs(chunk)[0][...] = out
+        return True
+
+    def finish(self, chunk, slot, record):
+        super().finish(chunk, slot, record)
         slot.chunks = None
         if slot.form is not None:
             slot.chunks = pack(slot.form, slot.outputs(chunk)[0])

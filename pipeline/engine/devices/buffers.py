@@ -110,11 +110,11 @@ class CudaSlot:
     output: Any
     upload_began: Any = field(default_factory=_event)
     upload_done: Any = field(default_factory=_event)
-    decode_began: Any = field(default_factory=_event)
+    decode_done: Any = field(default_factory=_event)
     compute_began: Any = field(default_factory=_event)
     compute_done: Any = field(default_factory=_event)
+    encode_began: Any = field(default_factory=_event)
     encode_done: Any = field(default_factory=_event)
-    table_done: Any = field(default_factory=_event)
     packed_done: Any = field(default_factory=_event)
     download_began: Any = field(default_factory=_event)
     download_done: Any = field(default_factory=_event)

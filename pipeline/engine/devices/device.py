@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import itertools
 import os
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pipeline.codecs import nvcomp
-from pipeline.codecs.packed import ChunkForm, PackedBlocks
+from pipeline.codecs.packed import ChunkForm
 from pipeline.config import format_bytes
 from pipeline.engine.devices import cuda_driver
 from pipeline.engine.devices.buffers import (
@@ -84,6 +87,10 @@ class Device(ABC):
     @abstractmethod
     def enter(self) -> None:
         """Prepare the calling thread."""
+
+    def unpack(self, chunk: Chunk, slot: Slot) -> bool:
+        """Fill a chunk's input from the slot's packed blocks, in a reader's thread; False if `OpenJob.read` must."""
+        return False
 
     @abstractmethod
     def process(self, job: OpenJob, chunk: Chunk, slot: Slot, record: StageRecord) -> None: ...
@@ -174,6 +181,26 @@ class CpuDevice(Device):
         return {"name": self.name, "model": cpu_model(), "threads": self.lanes}
 
 
+class _OfThread(threading.local):
+    """What a reader or writer thread decodes or encodes with, beside the others: a stream, a pinned int32, memory."""
+
+    @cached_property
+    def stream(self) -> Any:
+        import cupy
+
+        return cupy.cuda.Stream(non_blocking=True)
+
+    @cached_property
+    def word(self) -> NDArray[np.int32]:
+        return pinned(4).view(np.int32)
+
+    @cached_property
+    def packer(self) -> Packer:
+        from pipeline.engine.devices.packing import Packer
+
+        return Packer()
+
+
 class CudaDevice(Device):
     """Three non-blocking streams (in, compute, out); events alone order a slot's way through them."""
 
@@ -199,12 +226,11 @@ class CudaDevice(Device):
         self._origin_time = 0.0
         self._bound: GpuBound | None = None
         self.decodes = self.encodes = nvcomp.load() is not None
-        self._packer: Packer | None = None
-        self._fault = pinned(4).view(np.int32)
+        self._of_thread = _OfThread()
 
     def bounded(self, memory_bytes: int, on_taken: Callable[[int], None]) -> CudaDevice:
         twin = copy(self)
-        twin._packer = None  # its memory counts
+        twin._of_thread = _OfThread()  # its memory counts
         twin._bound = GpuBound(memory_bytes, self._cupy.cuda.MemoryPool(), on_taken)
         return twin
 
@@ -237,100 +263,92 @@ class CudaDevice(Device):
     def enter(self) -> None:
         self._cupy.cuda.Device(self._ordinal).use()
 
+    def unpack(self, chunk: Chunk, slot: Slot) -> bool:
+        from pipeline.engine.devices.unpacking import NO_FAULT, Unpacking
+
+        twin, packed = slot.cuda, slot.packed
+        assert twin is not None, "the slot was allocated for another device"
+        assert packed is not None, "there are blocks to decode"
+        stream, word = self._of_thread.stream, self._of_thread.word
+        try:
+            with stream, self.allocating():
+                unpacking = Unpacking(packed, slot.host_input, twin.output)
+                cuda_driver.make(
+                    (
+                        cuda_driver.record(twin.upload_began, stream),
+                        cuda_driver.copy_in(twin.output.ptr, slot.host_input.ctypes.data, packed.nbytes, stream),
+                        cuda_driver.record(twin.upload_done, stream),
+                    )
+                )
+                fault = unpacking.launch(twin.inputs(chunk)[0], stream)
+                cuda_driver.make(
+                    (
+                        cuda_driver.copy_out(word.ctypes.data, fault.data.ptr, fault.nbytes, stream),
+                        cuda_driver.record(twin.decode_done, stream),
+                    )
+                )
+                twin.decode_done.synchronize()
+        except self._cupy.cuda.memory.OutOfMemoryError:
+            self.decodes = False  # the processor decodes what is read from now on
+            return False
+        except (DeviceError, self._cupy.cuda.runtime.CUDARuntimeError) as error:
+            raise DeviceError(f"{self.name}, chunk {chunk.index}: {error}") from error
+        return int(word[0]) == NO_FAULT
+
     def process(self, job: OpenJob, chunk: Chunk, slot: Slot, record: StageRecord) -> None:
         twin = slot.cuda
         assert twin is not None, "the slot was allocated for another device"
         before, after = self._calls(chunk, slot, twin)
+        if slot.packed is not None:
+            before = before[-1:]  # the input is on the device
         try:
+            cuda_driver.make(before)
             with self._compute, self.allocating():
-                if slot.packed is not None and not self._unpack(chunk, slot, slot.packed, twin):
-                    slot.packed = None
-                    job.read(chunk, slot.inputs(chunk))  # which tells what is wrong
-                if slot.packed is None:
-                    cuda_driver.make(before)
                 job.compute(chunk, twin.inputs(chunk), twin.outputs(chunk), self._compute)
-            if slot.form is not None and not self._pack(chunk, slot, slot.form, twin, after):
-                slot.form = None
-            if slot.form is None:
-                cuda_driver.make(after)
+            cuda_driver.make(after)
         except self._cupy.cuda.memory.OutOfMemoryError as error:
             raise OutOfDeviceMemory(f"{self.name}, chunk {chunk.index}: {error}; lower --chunk-bytes") from error
         except (DeviceError, self._cupy.cuda.runtime.CUDARuntimeError) as error:
             raise DeviceError(f"{self.name}, chunk {chunk.index}: {error}") from error
 
-    def _unpack(self, chunk: Chunk, slot: Slot, packed: PackedBlocks, twin: CudaSlot) -> bool:
-        """Decode a chunk's packed blocks on the compute stream, and wait for it; False if that is not possible."""
-        from pipeline.engine.devices.unpacking import NO_FAULT, Unpacking
+    def _pack(self, chunk: Chunk, slot: Slot, form: ChunkForm, twin: CudaSlot) -> list[NDArray[np.uint8]] | None:
+        """Encode a chunk's output, which is complete, and copy it back; None if there is no memory for it.
 
-        try:
-            unpacking = Unpacking(packed, slot.host_input, twin.output)
-            calls = (
-                cuda_driver.record(twin.upload_began, self._upload),
-                cuda_driver.copy_in(twin.output.ptr, slot.host_input.ctypes.data, packed.nbytes, self._upload),
-                cuda_driver.record(twin.upload_done, self._upload),
-                cuda_driver.wait(self._compute, twin.upload_done),
-                cuda_driver.record(twin.decode_began, self._compute),
-            )
-            cuda_driver.make(calls)
-            fault = unpacking.launch(twin.inputs(chunk)[0], self._compute)
-        except self._cupy.cuda.memory.OutOfMemoryError:
-            self.decodes = False  # the processor decodes what is read from now on
-            return False
-        told = cuda_driver.copy_out(self._fault.ctypes.data, fault.data.ptr, fault.nbytes, self._compute)
-        cuda_driver.make((told, cuda_driver.record(twin.compute_began, self._compute)))
-        twin.compute_began.synchronize()
-        return int(self._fault[0]) == NO_FAULT
-
-    def _pack(self, chunk: Chunk, slot: Slot, form: ChunkForm, twin: CudaSlot, after: list[Call]) -> bool:
-        """Encode a chunk's output after its kernels, and copy it back beside that; False if there is no memory.
-
-        The packed chunks take the place of the input, on the device and on the host.
+        The encoded chunks take the place of the input, on the device and on the host.
         """
-        from pipeline.engine.devices.packing import Packer, table_bytes
-
-        room, table = len(slot.host_input), table_bytes(len(form.origins))
-        if room < table:
-            return False
-        cuda_driver.make((cuda_driver.record(twin.compute_done, self._compute),))
-        try:
-            with self._compute, self.allocating():
-                self._packer = self._packer or Packer()
-                self._packer.launch(form, twin.outputs(chunk)[0], twin.input, room, self._compute)
-        except self._cupy.cuda.memory.OutOfMemoryError:
-            self.encodes = False  # the processor encodes from now on
-            return False
-        cuda_driver.make(
-            (
-                cuda_driver.record(twin.encode_done, self._compute),
-                *after[1:],
-                cuda_driver.wait(self._download, twin.encode_done),
-                cuda_driver.copy_out(slot.host_input.ctypes.data, twin.input.ptr, table, self._download),
-                cuda_driver.record(twin.table_done, self._download),
-            )
-        )
-        return True
-
-    def _fetch(self, slot: Slot, form: ChunkForm, twin: CudaSlot) -> int:
-        """Copy the packed chunks back, whose sizes are known now; returns their bytes, 0 if they do not fit."""
         from pipeline.engine.devices.packing import table_bytes
 
-        first = table_bytes(len(form.origins))
-        twin.table_done.synchronize()
-        *sizes, total = slot.host_input[: 8 * (len(form.origins) + 1)].view(np.int64).tolist()
-        slot.chunks = None
-        if total < 0:
-            return 0
-        host = slot.host_input.ctypes.data + first
+        stream, packer, count = self._of_thread.stream, self._of_thread.packer, len(form.origins)
+        host, room, first = slot.host_input.ctypes.data, len(slot.host_input), table_bytes(count)
+        if room < first:
+            return None
+        try:
+            with stream, self.allocating():
+                cuda_driver.make((cuda_driver.record(twin.encode_began, stream),))
+                packer.launch(form, twin.outputs(chunk)[0], twin.input, room, stream)
+        except self._cupy.cuda.memory.OutOfMemoryError:
+            self.encodes = False  # the processor encodes from now on
+            return None
         cuda_driver.make(
             (
-                cuda_driver.copy_out(host, twin.input.ptr + first, total, self._download),
-                cuda_driver.record(twin.packed_done, self._download),
+                cuda_driver.record(twin.encode_done, stream),
+                cuda_driver.copy_out(host, twin.input.ptr, first, stream),
+                cuda_driver.record(twin.packed_done, stream),
+            )
+        )
+        twin.packed_done.synchronize()
+        *sizes, total = slot.host_input[: 8 * (count + 1)].view(np.int64).tolist()
+        if total < 0:
+            return None
+        cuda_driver.make(
+            (
+                cuda_driver.copy_out(host + first, twin.input.ptr + first, total, stream),
+                cuda_driver.record(twin.packed_done, stream),
             )
         )
         twin.packed_done.synchronize()
         ends = np.cumsum([first, *sizes]).tolist()
-        slot.chunks = [slot.host_input[begin:end] for begin, end in itertools.pairwise(ends)]
-        return int(total)
+        return [slot.host_input[begin:end] for begin, end in itertools.pairwise(ends)]
 
     def _calls(self, chunk: Chunk, slot: Slot, twin: CudaSlot) -> tuple[list[Call], list[Call]]:
         """The driver calls before and after a chunk's kernels."""
@@ -359,20 +377,18 @@ class CudaDevice(Device):
         assert twin is not None, "the slot was allocated for another device"
         try:
             twin.download_done.synchronize()
-            packed = slot.packed
-            decoded = [] if packed is None else [("decode", twin.decode_began, twin.compute_began, chunk.input_bytes)]
-            encoded = []
-            slot.chunks = None
-            if slot.form is not None:
-                self._fetch(slot, slot.form, twin)
-                encoded = [("encode", twin.compute_done, twin.encode_done, chunk.output_bytes)]
-            for stage, began, done, nbytes in (
-                ("upload", twin.upload_began, twin.upload_done, chunk.input_bytes if packed is None else packed.nbytes),
-                *decoded,
+            stages = [
+                ("upload", twin.upload_began, twin.upload_done, chunk.input_bytes),
                 ("compute", twin.compute_began, twin.compute_done, chunk.input_bytes),
-                *encoded,
                 ("download", twin.download_began, twin.download_done, chunk.output_bytes),
-            ):
+            ]
+            if slot.packed is not None:
+                stages[0] = ("upload", twin.upload_began, twin.upload_done, slot.packed.nbytes)
+                stages.append(("decode", twin.upload_done, twin.decode_done, chunk.input_bytes))
+            slot.chunks = None if slot.form is None else self._pack(chunk, slot, slot.form, twin)
+            if slot.chunks is not None:
+                stages.append(("encode", twin.encode_began, twin.encode_done, chunk.output_bytes))
+            for stage, began, done, nbytes in stages:
                 # From the two events directly: float milliseconds since the origin lose precision.
                 start = self._host_time(began) if record.keeps_timeline else 0.0
                 record.add(stage, chunk.index, start, start + cuda_driver.seconds(began, done), nbytes)

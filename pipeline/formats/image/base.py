@@ -192,6 +192,11 @@ class ImageReader(Reader):
         Raises InputError if the file is truncated or corrupt, StorageError if reading fails.
         """
 
+    @property
+    def packs(self) -> bool:
+        """Whether `read_packed` is of use."""
+        return False
+
     def read_packed(self, region: Region, memory: NDArray[np.uint8]) -> PackedBlocks | None:
         """Gather the region's encoded blocks in `memory`, for a device that decodes them; None if it cannot, or if they
         do not fit: then `read` is called. Raises as `read`.

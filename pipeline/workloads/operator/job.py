@@ -124,6 +124,10 @@ class OperatorJob:
     def read(self, chunk: Chunk, inputs: Sequence[NDArray[Any]]) -> None:
         self._read(chunk.region, inputs[0])
 
+    @property
+    def packs(self) -> bool:
+        return self._reader.packs
+
     def read_packed(self, chunk: Chunk, memory: NDArray[np.uint8]) -> PackedBlocks | None:
         asked, region = self._parameters, grown(chunk.region, self._halos[0])
         return pack_with_borders(self._reader, region, asked.mode, asked.cval, memory)

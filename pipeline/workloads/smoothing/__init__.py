@@ -245,6 +245,10 @@ class SmoothingJob:
         region = grown(chunk.region, chunk.halo)
         read_with_borders(self._reader, region, self.parameters.mode, self.parameters.cval, inputs[0])
 
+    @property
+    def packs(self) -> bool:
+        return self._reader.packs
+
     def read_packed(self, chunk: Chunk, memory: NDArray[np.uint8]) -> PackedBlocks | None:
         region = grown(chunk.region, chunk.halo)
         return pack_with_borders(self._reader, region, self.parameters.mode, self.parameters.cval, memory)

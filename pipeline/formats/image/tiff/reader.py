@@ -84,7 +84,7 @@ class TiffReader(ImageReader):
         self.block_shape = _block_shape(self._stack)
 
     @cached_property
-    def _can_be_packed(self) -> bool:
+    def packs(self) -> bool:
         pages = self._stack.pages
         kinds = {(page.tiled, page.block, page.compression, page.predictor) for page in pages}
         return not isinstance(self.path, ObjectPath) and len(kinds) == 1 and all(map(can_be_packed, pages))
@@ -116,7 +116,7 @@ class TiffReader(ImageReader):
 
     def read_packed(self, region: Region, memory: NDArray[np.uint8]) -> PackedBlocks | None:
         first = self._stack.pages[0]
-        if not self._can_be_packed or not all(region.shape):
+        if not self.packs or not all(region.shape):
             return None
         planes, axis = self._planes.ndim, len(region.start)
         shape = (*[1] * planes, *first.block, first.block_samples)[:axis]

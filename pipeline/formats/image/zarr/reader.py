@@ -109,9 +109,14 @@ class ZarrReader(ImageReader):
         for_each(copy, pieces, self._stored_bytes, waits=self._waits)
         for_each(lambda piece: self._copy(piece, target, wait=True), busy, self._stored_bytes, waits=self._waits)
 
+    @property
+    def packs(self) -> bool:
+        files = self._files
+        return files is not None and not files.waits and can_be_packed(files.array.codec)
+
     def read_packed(self, region: Region, memory: NDArray[np.uint8]) -> PackedBlocks | None:
         files = self._files
-        if files is None or files.waits or not can_be_packed(files.array.codec) or not all(region.shape):
+        if files is None or not self.packs or not all(region.shape):
             return None
         wanted = self._wanted(region)
         packing = Packing(memory, self._chunk, self.header.dtype.itemsize, files.array.fill_value)
