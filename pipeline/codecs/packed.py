@@ -195,6 +195,9 @@ class Packing:
             first, room = self.take(table.nbytes)
             room[:] = np.ascontiguousarray(table).reshape(-1).view(np.uint8)
             tables.append(first)
+        if self._used + int(streams[3, :encoded].max(initial=0)) > len(self._memory):
+            # A damaged stream may be read as far beyond its end as it decodes to.
+            raise NotPackedError("streams at the memory's end")
         longest = tuple(int(each.max()) if each.size else 0 for each in (streams[3, :encoded], streams[3, encoded:]))
         return PackedBlocks(
             codec=self._codec or "lz4", nbytes=self._used, encoded=encoded, longest=(longest[0], longest[1]),
