@@ -474,7 +474,8 @@ def test_what_a_device_is_asked():
         assert all(thread.daemon for thread in pipeline._threads), "a process can end though one hangs"
         record = pipeline.stream(plan.chunks)
     assert (device.calls[0], device.calls[-1]) == (("begin", here), ("drain []", here))
-    assert sorted(device.calls[1:-1]) == [("enter", f"noted-{name}") for name in ("compute-0", "compute-1", "write-0")]
+    threads = ("compute-0", "compute-1", "read-0", "read-1", "write-0")
+    assert sorted(device.calls[1:-1]) == [("enter", f"noted-{name}") for name in threads]
     assert {stage: totals.lanes for stage, totals in record.totals.items()} == {
         "read": 2, "upload": 1, "compute": 2, "download": 1, "write": 1
     }  # fmt: skip
