@@ -84,7 +84,7 @@ class ChunkForm:
 
     codec   : lz4 or zstd
     chunk   : samples of a chunk along each axis of the file, at most `AXES`
-    origins : int32 (chunks, AXES): the first sample of each, in the order in which they are handed over
+    origins : int32 (chunks, AXES): each chunk's first sample in the region
     view    : of the region's array, NumPy's or CuPy's, with the file's axes; what a chunk has beyond it is zero
     """
 

@@ -285,7 +285,7 @@ class DevicePipeline:
             if self._device.unpack(chunk, slot):
                 return
             slot.packed, began = None, time.perf_counter()
-        self._job.read(chunk, slot.inputs(chunk))  # which tells what is wrong
+        self._job.read(chunk, slot.inputs(chunk))  # a damaged block raises its error here
         record.add("read", chunk.index, began, time.perf_counter(), chunk.input_bytes)
 
     def _start_chunks(self) -> None:

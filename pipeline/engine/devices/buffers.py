@@ -64,7 +64,7 @@ class Slot:
     cuda: CudaSlot | None = None
     # The blocks that the input's memory holds instead of its arrays; None: the arrays.
     packed: PackedBlocks | None = None
-    # How the device shall encode the output, and the encoded chunks; None: it does not.
+    # How the output is encoded on the device, and its encoded chunks; None: it is not.
     form: ChunkForm | None = None
     chunks: list[NDArray[np.uint8]] | None = None
     _views: Views = field(default_factory=lambda: Views(carve))

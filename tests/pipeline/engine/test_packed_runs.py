@@ -63,6 +63,17 @@ def test_the_result_is_the_same(tmp_path, image, workload, parameters, compressi
     assert len(device.chunks) > receipt["chunks"] // 2
 
 
+@pytest.mark.parametrize("compression", ["deflate", "zstd"])
+def test_a_tiff_gives_the_same_result(tmp_path, image, compression):
+    store(tmp_path / "in.tif", image, compression)
+    device = Unpacking(2)
+    found, receipt = result(tmp_path / "in.tif", tmp_path / "b.zarr", device, size="5", compression="lz4")
+    expected, _ = result(tmp_path / "in.tif", tmp_path / "a.npy", CpuDevice(2), size="5")
+    np.testing.assert_array_equal(found, expected)
+    assert len(device.chunks) > receipt["chunks"] // 2
+    assert len(device.encoded) == receipt["chunks"]
+
+
 def test_a_wrapped_image_is_read_by_the_processor_at_its_edges(tmp_path, image):
     store(tmp_path / "in.zarr", image)
     device = Unpacking(2)

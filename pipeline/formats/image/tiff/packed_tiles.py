@@ -67,7 +67,7 @@ def pack_tiles(
 
 
 def _require_zlib(data: NDArray[np.uint8], starts: NDArray[np.int64], counts: NDArray[np.int64]) -> None:
-    """NotPackedError unless each begins as a zlib stream without a dictionary: the processor tells what is wrong."""
+    """NotPackedError unless each begins as a zlib stream without a dictionary."""
     if counts.min() <= _ZLIB_HEAD + _ZLIB_TAIL:
         raise NotPackedError("short streams")
     method, flags = data[starts].astype(np.int64), data[starts + 1].astype(np.int64)

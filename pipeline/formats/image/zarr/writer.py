@@ -9,7 +9,7 @@ import math
 import operator
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -117,15 +117,7 @@ class ZarrWriter(PartialWriter):
             raise
 
     def write(self, region: Region, samples: NDArray[Any]) -> None:
-        require_fit(self.header, region, samples)
-        if samples.size == 0:
-            return
-        count = len(self._levels) - 1
-        if count:
-            require_alignment(self.header, region)
-        self._levels[0].write(region, samples)
-        for level, part, reduced in self._reduction.levels_of(region, samples, count):
-            self._levels[level].write(part, reduced)
+        self._write(region, samples, self._levels[0].write)
 
     def chunk_form(self, region: Region) -> ChunkForm | None:
         """As `pipeline.workloads.protocol.TakesPacked`."""
@@ -133,11 +125,18 @@ class ZarrWriter(PartialWriter):
 
     def write_packed(self, region: Region, samples: NDArray[Any], chunks: Sequence[NDArray[np.uint8]]) -> None:
         """As `write`; `chunks`: those of the image itself, encoded, in the order of `chunk_form`."""
+        self._write(region, samples, lambda part, _: self._levels[0].write_packed(part, chunks))
+
+    def _write(
+        self, region: Region, samples: NDArray[Any], write_image: Callable[[Region, NDArray[Any]], None]
+    ) -> None:
         require_fit(self.header, region, samples)
+        if samples.size == 0:
+            return
         count = len(self._levels) - 1
         if count:
             require_alignment(self.header, region)
-        self._levels[0].write_packed(region, chunks)
+        write_image(region, samples)
         for level, part, reduced in self._reduction.levels_of(region, samples, count):
             self._levels[level].write(part, reduced)
 
