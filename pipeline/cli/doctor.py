@@ -76,7 +76,7 @@ def _devices() -> Iterator[Finding]:
 def _device_codecs() -> Finding:
     from pipeline.codecs import nvcomp
 
-    found, mend = nvcomp.version(), "the CPU decodes and encodes compressed images: install the extra nvcomp"
+    found, mend = nvcomp.version(), "only the CPU decodes and encodes compressed images: install the extra nvcomp"
     return Finding(
         "GPU codecs", "nvCOMP is not installed" if found is None else f"nvCOMP {found}", None if found else mend
     )

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels.blocks import AXES, BLOCK, FILL, NO_SHUFFLE, Places
-from pipeline.codecs.blosc import CODECS, BloscHeader
+from pipeline.codecs.blosc import CODECS, HEADER_BYTES, BloscHeader
 
 _ALIGNMENT_BYTES = 256
 # A stream of a codec is decoded by a warp: much larger ones leave the GPU idle, and the processor is faster.
@@ -107,6 +107,8 @@ class Packing:
         self._stored: list[NDArray[np.uint64]] = []
         self._blocks: list[Any] = []
         self._origins: list[tuple[int, ...]] = []
+        self._blosc_chunks: list[tuple[int, ...]] = []
+        self._starts: list[int] = []
         self._lock = threading.Lock()
 
     def take(self, nbytes: int) -> tuple[int, Memory]:
@@ -142,50 +144,73 @@ class Packing:
         blocks["chunk"] = np.arange(count)
         self._add(origins, blocks, encoded=_streams(at, nbytes, to, sizes))
 
-    def add_blosc(
-        self, origin: tuple[int, ...], header: BloscHeader, starts: NDArray[np.int64], at: int, ends: int,
-        numbers: range,
-    ) -> None:  # fmt: skip
-        """Blocks of a Blosc chunk.
+    def add_blosc(self, origin: tuple[int, ...], header: BloscHeader, at: int, ends: int, numbers: range,
+                  starts: Sequence[int] | None = None) -> None:  # fmt: skip
+        """Blocks of a Blosc chunk, by their numbers; `packed` looks at them.
 
-        starts  : of the blocks with these numbers, in the chunk
-        at      : where the chunk's first byte would be in the memory, which may hold a part of the chunk
-        ends    : the chunk's byte after the last that the memory holds
-
-        ValueError if a stream is damaged.
+        at     : where the chunk's first byte would be in the memory, which may hold a part of the chunk
+        ends   : the chunk's byte after the last that the memory holds
+        starts : of these blocks, in the chunk; None: the memory holds the chunk with its table
         """
-        codec = CODECS.get(header.codec)
-        if codec is None:
+        if header.codec not in CODECS:
             raise NotPackedError(f"Blosc's codec {header.codec}")
-        firsts = np.arange(numbers.start, numbers.stop) * header.block_bytes
-        sizes = np.minimum(header.block_bytes, header.nbytes - firsts)
         self._require_whole_samples(header.block_bytes, header.nbytes)
-        splits = np.where(header.splits & (sizes == header.block_bytes), header.typesize, 1)
-        if np.any(sizes % splits):
-            raise NotPackedError("blocks that split unevenly")
-        to = self._room(len(numbers) * header.block_bytes)
-        targets = to + np.arange(len(numbers)) * header.block_bytes
-        self._use(codec, int((sizes // splits).max()))
-        found, at_stream = [], starts.astype(np.int64)
+        with self._lock:
+            chunk = len(self._origins)
+            self._origins.append(origin)
+            self._blosc_chunks.append(
+                (chunk, header.nbytes, header.block_bytes, header.typesize, header.shuffle, header.splits, header.codec,
+                 header.table_end, at, ends, numbers.start, len(numbers), starts is None)
+            )  # fmt: skip
+            self._starts += starts if starts is not None else [0] * len(numbers)
+
+    def _look_at_blosc(self) -> None:
+        """Find the streams of all blocks of Blosc chunks. NotPackedError if one is damaged: the processor names it."""
+        if not self._blosc_chunks:
+            return
+        columns = np.array(self._blosc_chunks, np.int64).T
+        counts = columns[11]
+        of_chunk, first_block = np.repeat(np.arange(len(counts)), counts), np.repeat(np.cumsum(counts) - counts, counts)
+        chunk, nbytes, block_bytes, typesize, shuffle, splits, codec, table_end, at, ends, first, _, has_table = (
+            column[of_chunk] for column in columns
+        )
+        within = np.arange(len(of_chunk)) - first_block
+        number = first + within
+        begins = np.array(self._starts, np.int64)
+        table = np.flatnonzero(has_table)
+        begins[table] = self._numbers(at[table] + HEADER_BYTES + 4 * number[table])
+        sizes = np.minimum(block_bytes, nbytes - number * block_bytes)
+        splits = np.where((splits > 0) & (sizes == block_bytes), typesize, 1)
+        if np.any(sizes % splits) or np.any(codec != codec[0]):
+            raise NotPackedError("blocks that split unevenly, or several codecs")
+        decoded = sizes // splits
+        self._use(CODECS[int(codec[0])], int(decoded.max()))
+        room = -(-columns[2] * counts // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+        targets = (self._room(int(room.sum())) + np.cumsum(room) - room)[of_chunk] + within * block_bytes
+        if np.any(begins < table_end):
+            raise NotPackedError("a damaged table of blocks")
+        found, at_stream = [], begins
         for split in range(int(splits.max())):
-            some = splits > split
-            begins, decoded = at_stream[some], (sizes // splits)[some]
-            if np.any(begins < 0) or np.any(begins + 4 > ends):
-                raise ValueError("a damaged Blosc table of blocks")
-            lengths = self._numbers(at + begins)
-            if np.any(lengths <= 0) or np.any(lengths > decoded) or np.any(begins + 4 + lengths > ends):
-                raise ValueError("a Blosc stream of the wrong length")
-            found.append(_streams(at + begins + 4, lengths, targets[some] + split * decoded, decoded))
-            at_stream[some] = begins + 4 + lengths
+            some = np.flatnonzero(splits > split)
+            stream, size, end = at_stream[some] + 4, decoded[some], ends[some]
+            if np.any((stream < 4) | (stream > end)):
+                raise NotPackedError("a damaged table of blocks")
+            lengths = self._numbers(at[some] + stream - 4)
+            if np.any((lengths <= 0) | (lengths > size) | (stream + lengths > end)):
+                raise NotPackedError("a stream of the wrong length")
+            found.append(_streams(at[some] + stream, lengths, targets[some] + split * size, size))
+            at_stream[some] = stream + lengths
         streams = np.concatenate(found, axis=1)
         is_stored = streams[1] == streams[3]
-        self._add(
-            [origin], _blocks(targets, firsts, sizes, header.typesize, header.shuffle),
-            encoded=streams[:, ~is_stored], stored=streams[:, is_stored],
-        )  # fmt: skip
+        blocks = _blocks(targets, number * block_bytes, sizes, typesize, shuffle)
+        blocks["chunk"] = chunk
+        self._blocks.append(blocks)
+        self._encoded.append(streams[:, ~is_stored])
+        self._stored.append(streams[:, is_stored])
 
     def packed(self, differences: tuple[int, int] | None = None) -> PackedBlocks:
-        """Write the tables behind the bytes. NotPackedError if they do not fit."""
+        """Write the tables behind the bytes. NotPackedError if they do not fit, or a block is damaged."""
+        self._look_at_blosc()
         streams = np.concatenate([np.zeros((4, 0), np.uint64), *self._encoded, *self._stored], axis=1)
         encoded, blocks = sum(each.shape[1] for each in self._encoded), np.concatenate(self._blocks)
         origins = origin_rows(self._origins, len(self._chunk))
@@ -254,7 +279,7 @@ def _streams(sources: Any, source_bytes: Any, targets: Any, target_bytes: Any) -
     return np.array([sources, source_bytes, targets, target_bytes], np.uint64)
 
 
-def _blocks(sources: Any, firsts: Any, sizes: Any, typesize: int, shuffle: int) -> Any:
+def _blocks(sources: Any, firsts: Any, sizes: Any, typesize: Any, shuffle: Any) -> Any:
     blocks = np.zeros(len(sources), BLOCK)
     blocks["source"], blocks["first"], blocks["bytes"] = sources, firsts, sizes
     blocks["typesize"], blocks["shuffle"] = typesize, shuffle

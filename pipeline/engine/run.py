@@ -28,6 +28,7 @@ from pipeline.engine.receipt import make_receipt, write_receipt
 from pipeline.engine.stages import StageRecord
 from pipeline.errors import (
     AuditError,
+    DeviceError,
     OutOfDeviceMemory,
     OutputError,
     ParameterError,
@@ -349,10 +350,15 @@ def stream_on_device(job: PlannedJob, plan: Plan, ledger: Ledger, events: RunEve
         iterating.keep_iterates(Iterates(ledger))
     with Checkpoints(ledger, job.output, device.name, has_iterates=iterating is not None) as checkpoints:
         slots = min(device.ring_depth, len(plan.chunks))
-        with DevicePipeline(device, job.output, job.slot_bytes(plan), slots=slots) as pipeline:
-            record = StageRecord()
-            events.on_begun(record)
-            return pipeline.stream(plan.chunks, note, record=record)
+        pipeline = DevicePipeline(device, job.output, job.slot_bytes(plan), slots=slots)
+        try:
+            with pipeline:
+                record = StageRecord()
+                events.on_begun(record)
+                return pipeline.stream(plan.chunks, note, record=record)
+        except DeviceError:
+            pipeline.read_again()
+            raise
 
 
 def _stream(

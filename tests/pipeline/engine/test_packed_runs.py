@@ -8,7 +8,7 @@ import zarr
 
 from pipeline.engine.devices.device import CpuDevice
 from pipeline.engine.run import RunOptions, plan_job, run_job
-from pipeline.errors import InputError
+from pipeline.errors import DeviceError, InputError
 from pipeline.formats.image import ImageHeader, Region, Storage, format_for_output, open_image
 from pipeline.workloads import JobSpec, workloads
 from tests.pipeline.unpacking import Unpacking
@@ -95,6 +95,25 @@ def test_a_damaged_chunk_is_named_as_by_the_processor(tmp_path, image, damage):
     for device in (CpuDevice(2), Unpacking(2)):
         with pytest.raises(InputError, match=r"in\.zarr: chunk 2/1 does not decode \(.*export it again"):
             result(tmp_path / "in.zarr", tmp_path / "b.npy", device, size="3")
+
+
+class Stopping(Unpacking):
+    """A device that a damaged block stops."""
+
+    def unpack(self, chunk, slot):
+        if not super().unpack(chunk, slot):
+            raise DeviceError("an illegal memory access")
+        return True
+
+
+def test_a_damaged_block_that_stops_the_device_is_named(tmp_path, image):
+    store(tmp_path / "in.zarr", image, "zstd")
+    chunk = tmp_path / "in.zarr/0/c/2/1"
+    data = bytearray(chunk.read_bytes())
+    data[-40:] = bytes(40)
+    chunk.write_bytes(data)
+    with pytest.raises(InputError, match=r"in\.zarr: chunk 2/1 does not decode \(.*export it again"):
+        result(tmp_path / "in.zarr", tmp_path / "b.npy", Stopping(2), size="3")
 
 
 @pytest.mark.parametrize("compression", ["lz4", "zstd"])

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pipeline.codecs.blosc import HEADER_BYTES, BloscHeader, read_header
 from pipeline.codecs.chunk_codec import ChunkCodec
@@ -55,49 +55,50 @@ def pack_chunk(
 
 def _bytes_of(codec: ChunkCodec, within: Sequence[slice]) -> tuple[int, int]:
     """The first byte of a part of a chunk, and the one after its last."""
-    first = np.ravel_multi_index([span.start for span in within], codec.shape)
-    last = np.ravel_multi_index([span.stop - 1 for span in within], codec.shape)
-    return int(first) * codec.dtype.itemsize, (int(last) + 1) * codec.dtype.itemsize
+    first = last = 0
+    for span, length in zip(within, codec.shape, strict=True):
+        first, last = first * length + span.start, last * length + span.stop - 1
+    return first * codec.dtype.itemsize, (last + 1) * codec.dtype.itemsize
 
 
 def _pack_blosc(
     packing: Packing, stored: StoredBytes, nbytes: int, first: int, last: int, origin: tuple[int, ...]
 ) -> None:
-    is_whole = last - first == nbytes
-    if is_whole:
+    if last - first == nbytes:
         at, data = packing.take(stored.nbytes)
-        head = data
-    else:
-        head = scratch("encoded", min(_HEAD_BYTES, stored.nbytes))
-    stored.read(0, head)
-    header = read_header(head[:HEADER_BYTES], stored.nbytes)
-    if header.nbytes != nbytes:
-        raise ValueError(f"it decodes to {header.nbytes:,} bytes instead of {nbytes:,}")
-    if header.is_stored:
-        if not is_whole:
-            at, data = packing.take(last - first)
-            stored.read(HEADER_BYTES + first, data)
-            packing.add_stored(origin, at, first, last - first)
-        else:
+        stored.read(0, data)
+        header = _header(data, stored.nbytes, nbytes)
+        if header.is_stored:
             packing.add_stored(origin, at + HEADER_BYTES, 0, nbytes)
+        else:
+            packing.add_blosc(origin, header, at, stored.nbytes, range(header.blocks))
+        return
+    head = scratch("encoded", min(_HEAD_BYTES, stored.nbytes))
+    stored.read(0, head)
+    header = _header(head, stored.nbytes, nbytes)
+    if header.is_stored:
+        at, data = packing.take(last - first)
+        stored.read(HEADER_BYTES + first, data)
+        packing.add_stored(origin, at, first, last - first)
         return
     if header.table_end > len(head):
         raise NotPackedError("many small blocks")
-    numbers = range(first // header.block_bytes, math.ceil(last / header.block_bytes))
-    table = head[HEADER_BYTES : header.table_end].view("<i4").astype(np.int64)
-    if np.any(table < header.table_end) or np.any(table > stored.nbytes - 4):
+    numbers = range(first // header.block_bytes, -(-last // header.block_bytes))
+    table = head[HEADER_BYTES : header.table_end].view("<i4").tolist()
+    starts = table[numbers.start : numbers.stop]
+    # Encoders with several threads write blocks in any order.
+    begin, most = min(starts), max(starts)
+    ends = min((start for start in table if start > most), default=stored.nbytes)
+    if begin < header.table_end or ends > stored.nbytes or most >= ends:
         raise ValueError("a damaged Blosc table of blocks")
-    starts, ends = table[numbers.start : numbers.stop], stored.nbytes
-    if not is_whole:
-        begin, ends = _extent(table, numbers, header)
-        at, data = packing.take(ends - begin)
-        stored.read(begin, data)
-        at -= begin
-    packing.add_blosc(origin, header, starts, at, ends, numbers)
+    at, data = packing.take(ends - begin)
+    stored.read(begin, data)
+    packing.add_blosc(origin, header, at - begin, ends, numbers, starts)
 
 
-def _extent(table: np.ndarray, numbers: range, header: BloscHeader) -> tuple[int, int]:
-    """The bytes of a chunk that hold these blocks: encoders with several threads write blocks in any order."""
-    wanted = table[numbers.start : numbers.stop]
-    later = table[table > wanted.max()]
-    return int(wanted.min()), int(later.min()) if later.size else header.stored
+def _header(data: NDArray[np.uint8], stored: int, nbytes: int) -> BloscHeader:
+    """The header of a chunk that decodes to `nbytes`."""
+    header = read_header(data[:HEADER_BYTES], stored)
+    if header.nbytes != nbytes:
+        raise ValueError(f"it decodes to {header.nbytes:,} bytes instead of {nbytes:,}")
+    return header

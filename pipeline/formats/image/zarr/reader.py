@@ -133,7 +133,8 @@ class ZarrReader(ImageReader):
                     raise
 
         try:
-            for_each(pack, self._pieces(wanted))
+            for piece in self._pieces(wanted):  # other readers are at work too; a pool would take longer to wake
+                pack(piece)
             return replace(packing.packed(), view=self._in_stored_order)
         except NotPackedError:
             return None
