@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from kernels.blocks import AXES
 from pipeline.codecs.blosc import HEADER_BYTES, BloscHeader, read_header
 from pipeline.codecs.chunk_codec import ChunkCodec
 from pipeline.codecs.packed import NotPackedError, Packing
@@ -25,6 +26,7 @@ def can_be_packed(codec: ChunkCodec) -> bool:
         len(codec.stages) == 1
         and codec.stages[0].name in ("blosc", "lz4", "zstd")
         and codec.order == tuple(range(len(codec.shape)))
+        and len(codec.shape) <= AXES
         and codec.dtype.isnative
         and codec.dtype.itemsize in (1, 2, 4, 8)
     )
