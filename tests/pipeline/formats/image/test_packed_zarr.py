@@ -40,7 +40,7 @@ def regions(shape):
 
 def check(path, image, region):
     """Whether the region is packed; then its samples are compared."""
-    memory = np.full(2 * image.nbytes + (1 << 16), 0x5A, np.uint8)
+    memory = np.full(2 * image.nbytes + (1 << 20), 0x5A, np.uint8)
     with open_image(path) as reader:
         packed = reader.read_packed(region, memory)
         if packed is None:
