@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import cupy
 import numpy as np
 
 from kernels.blocks import BLOCK, BYTES, NO_SHUFFLE, Places
@@ -27,6 +26,8 @@ class _Memory:
     """Device memory and tables for at most `chunks` chunks of one form."""
 
     def __init__(self, codec: str, layout: BloscLayout, chunks: int) -> None:
+        import cupy
+
         self.layout, self.chunks = layout, chunks
         self.stride = -(-layout.nbytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
         streams = layout.streams()
@@ -99,6 +100,8 @@ class Packer:
         return memory
 
     def _origins_of(self, form: ChunkForm) -> Any:
+        import cupy
+
         key = form.origins.tobytes()
         if key not in self._origins:
             if len(self._origins) == _MOST_ORIGINS:

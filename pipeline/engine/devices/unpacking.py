@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import cupy
 import numpy as np
 from numpy.typing import NDArray
 
@@ -22,6 +21,8 @@ class Unpacking:
 
     def __init__(self, packed: PackedBlocks, memory: NDArray[np.uint8], device: Any) -> None:
         """`memory`: with the packed blocks; `device`: the device memory that they are uploaded to."""
+        import cupy
+
         self._packed, self._device = packed, device
         self._decoded = cupy.empty(max(packed.decoded_bytes, 1), cupy.uint8)
         streams = packed.streams(memory)
@@ -31,6 +32,8 @@ class Unpacking:
     def launch(self, out: Any, stream: Any) -> Any:
         """Enqueue the decoding into `out`, the chunk's array; returns an int32 on the device: `NO_FAULT`, or which
         stream is damaged."""
+        import cupy
+
         packed, count = self._packed, self._packed.encoded
         fault = cupy.empty((), cupy.int32)
         cupy.cuda.runtime.memsetAsync(fault.data.ptr, NO_FAULT & 0xFF, fault.nbytes, stream.ptr)
@@ -64,4 +67,6 @@ class Unpacking:
         return Streams(*(start + row * number + _WORD * first for number in range(4)))
 
     def _bytes(self, first: int, nbytes: int) -> Any:
+        import cupy
+
         return cupy.ndarray((nbytes,), cupy.uint8, memptr=self._device + first)
