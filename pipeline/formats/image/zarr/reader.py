@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.codecs.block_cache import BlockCache
-from pipeline.codecs.parallel import for_each
+from pipeline.codecs.parallel import for_each, split
 from pipeline.codecs.zarr_codecs import LARGEST_BYTES, chunks_of, use_bounded_codecs
 from pipeline.errors import InputError, MillraceError
 from pipeline.formats.image.base import (
@@ -26,9 +26,9 @@ from pipeline.formats.image.base import (
     ImageReader,
     Part,
     Region,
+    Schedule,
     blocks_along,
     require_fit,
-    touches,
 )
 from pipeline.formats.image.zarr.chunk_files import ChunkFiles
 from pipeline.formats.image.zarr.chunk_objects import ChunkObjects
@@ -45,6 +45,7 @@ _REFUSED_CODECS = ("pickle", "msgpack", "json", "vlen")
 _WIDENING_CODECS = {"astype", "base64", "delta", "fixedscaleoffset", "quantize"}
 _WIDEST_BYTES = 16
 
+RAW_CACHED = True
 _Piece = tuple[Part, ...]  # of a region in a chunk, along each axis
 
 
@@ -83,6 +84,7 @@ class ZarrReader(ImageReader):
         self._stored_bytes = math.prod(self._chunk) * (_WIDEST_BYTES if widened else dtype.itemsize)
         self._chunk_bytes = chunk_bytes
         self._cache = BlockCache(row_bytes=across * chunk_bytes, block_bytes=chunk_bytes)
+        self._schedule: Schedule | None = None
         self._files = None if stored is None else _chunks(path / self._array.path, stored)
         self._waits = isinstance(path, ObjectPath)
         self._is_raw = stored is not None and stored.codec.is_raw
@@ -97,27 +99,34 @@ class ZarrReader(ImageReader):
             return
         spans = dict(zip(self.header.axes, zip(region.start, region.stop, strict=True), strict=True))
         wanted = [spans.get(letter, (0, 1)) for letter in self._layout.stored]
-        pieces = list(itertools.product(*map(blocks_along, wanted, self._chunk)))
+        pieces = itertools.product(*map(blocks_along, wanted, self._chunk))
+        missing, here = split(pieces, self._lacks)
         target = self._in_stored_order(out)
         busy: list[_Piece] = []
+        at = self._schedule.place(region) if self._schedule else ()
+        self._cache.begin(at)
 
         def copy(piece: _Piece) -> None:
-            if not self._copy(piece, target, wait=False):
+            if not self._copy(piece, target, at, wait=False):
                 busy.append(piece)
 
-        for_each(copy, pieces, self._stored_bytes, waits=self._waits)
-        for_each(lambda piece: self._copy(piece, target, wait=True), busy, self._stored_bytes, waits=self._waits)
+        for_each(copy, missing + here, self._stored_bytes, dear=len(missing), waits=self._waits)
+        for piece in busy:
+            self._copy(piece, target, at, wait=True)
 
     def expect(self, spans: Sequence[Sequence[tuple[int, int]]]) -> None:
-        given = dict(zip(self.header.axes, spans, strict=True))
-        counts = [
-            touches(given.get(letter, [(0, 1)]), size, length).tolist()
-            for letter, size, length in zip(self._layout.stored, self._chunk, self._array.shape, strict=True)
-        ]
-        self._cache.expect(lambda place: math.prod(map(operator.getitem, counts, place)))
+        axes = [self._layout.stored.index(letter) for letter in self.header.axes]
+        schedule = Schedule(spans, [self._chunk[axis] for axis in axes], self.header.shape)
+        in_order = operator.itemgetter(*axes)
+        self._cache.expect(
+            lambda chunk: schedule.uses(in_order(chunk)), lambda chunk, after: schedule.next_use(in_order(chunk), after)
+        )
+        self._schedule = schedule
 
     def hold_at_most(self, budget_bytes: int) -> int:
-        return 0 if self._is_raw else self._cache.hold_at_most(budget_bytes)  # raw chunks are read into slots
+        return (
+            0 if self._is_raw and not RAW_CACHED else self._cache.hold_at_most(budget_bytes)
+        )  # raw chunks are read into slots
 
     def close(self) -> None:
         """Nothing is held open."""
@@ -128,11 +137,15 @@ class ZarrReader(ImageReader):
         absent = tuple(n for n, letter in enumerate(self._layout.stored) if letter not in self.header.axes)
         return np.expand_dims(moved, absent)
 
-    def _copy(self, piece: _Piece, target: NDArray[Any], *, wait: bool) -> bool:
+    def _lacks(self, piece: _Piece) -> bool:
+        """Whether the chunk has to be decoded."""
+        return self._cache.lacks(tuple(number for number, _, _ in piece))
+
+    def _copy(self, piece: _Piece, target: NDArray[Any], at: Place, *, wait: bool) -> bool:
         """Copy a chunk's part of the region; False if another thread is decoding the chunk and `wait` is False."""
         place, into, within = zip(*piece, strict=True)
         try:
-            if self._is_raw:
+            if self._is_raw and not (RAW_CACHED and self._cache.is_shared(place)):
                 self._read_raw(place, within, target[into])
                 return True
 
@@ -141,7 +154,7 @@ class ZarrReader(ImageReader):
                 return True
 
             return self._cache.use(
-                place, self._chunk_bytes, lambda memory: self._decode(place, memory), look, wait=wait
+                place, self._chunk_bytes, lambda memory: self._decode(place, memory), look, at=at, wait=wait
             ) is not None  # fmt: skip
         except Exception:
             with _translated(self.path, f"chunk {'/'.join(map(str, place))} does not decode"):
@@ -155,9 +168,12 @@ class ZarrReader(ImageReader):
 
     def _decode(self, place: Place, memory: NDArray[np.uint8]) -> NDArray[Any]:
         if self._files is not None:
+            samples = memory.view(self.header.dtype).reshape(self._chunk)
+            if self._is_raw:
+                self._read_raw(place, tuple(slice(0, size) for size in self._chunk), samples)
+                return samples
             data = self._files.read(place)
             if data is None:
-                samples = memory.view(self.header.dtype).reshape(self._chunk)
                 samples[...] = self._files.array.fill_value
                 return samples
             return self._files.array.codec.decode(data, memory)
