@@ -45,7 +45,7 @@ _REFUSED_CODECS = ("pickle", "msgpack", "json", "vlen")
 _WIDENING_CODECS = {"astype", "base64", "delta", "fixedscaleoffset", "quantize"}
 _WIDEST_BYTES = 16
 
-RAW_CACHED = True
+RAW_CACHED = False
 _Piece = tuple[Part, ...]  # of a region in a chunk, along each axis
 
 
