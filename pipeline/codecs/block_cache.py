@@ -93,7 +93,7 @@ class BlockCache:
         return key not in self._blocks
 
     def is_shared(self, key: Key) -> bool:
-        """Whether the block is expected to be used more than once."""
+        """Whether the block is expected to be used more than once, so that it pays to keep it."""
         return self._uses(key) > 1
 
     def use(

@@ -64,20 +64,17 @@ class _Work:
 _queues: dict[tuple[int, int], SimpleQueue[_Work]] = {}
 
 
-def for_each(
-    work: Callable[[T], object], items: Sequence[T], nbytes: int = 0, *, dear: int | None = None, waits: bool = False
-) -> None:
+def for_each(work: Callable[[T], object], items: Sequence[T], nbytes: int = 0, *, waits: bool = False) -> None:
     """Call `work` with each item, on this thread and on those of the pool that are free; returns once all are done.
 
     nbytes : memory that `work` takes for an item: few large ones are in work at once
-    dear   : how many items, the first ones, are worth a thread of their own, which costs microseconds to wake
     waits  : `work` mostly waits, as for a server: more items are in work than there are cores
 
     The calling thread takes part, so calls may be nested and progress never depends on a free thread. Raises the first
     error; items that have not begun are then left out.
     """
     threads = _WAITING_THREADS if waits else min(len(os.sched_getaffinity(0)), _MOST_THREADS)
-    wanted = min(threads, len(items) if dear is None else dear, max(_AT_ONCE_BYTES // max(nbytes, 1), 1))
+    wanted = min(threads, len(items), max(_AT_ONCE_BYTES // max(nbytes, 1), 1))
     if wanted < 2:
         for item in items:
             work(item)

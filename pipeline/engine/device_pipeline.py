@@ -101,9 +101,9 @@ class DevicePipeline:
         self._device = device
         self._output, self._job = output, output.job
         self._lanes = {
-            "read": readers or device.io_threads,
+            "read": readers or device.readers,
             "compute": device.lanes,
-            "write": writers or device.io_threads,
+            "write": writers or device.writers,
         }
         slots = slots or device.ring_depth
         # Without full overlap a whole ring is read before it is started, and finished before it is written.

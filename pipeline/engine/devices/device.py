@@ -43,8 +43,9 @@ class Device(ABC):
     lanes: int
     # How many of the five stages may be at work at once: see `OVERLAPS`.
     overlap: int
-    # The number of reader threads, and of writer threads.
-    io_threads: int
+    # The number of threads of each kind.
+    readers: int
+    writers: int
     # Slots that keep every stage busy: one in each lane, and one or more on each side of them.
     ring_depth: int
 
@@ -120,7 +121,7 @@ class CpuDevice(Device):
     """Chunks side by side, one on each core; upload and download are the host arrays themselves."""
 
     name = "cpu"
-    io_threads = 1
+    readers = writers = 1
     # Small enough that the ring stays in the last-level cache on its way from reader to writer.
     chunk_range = (8 * MIB, 8 * MIB)
 
@@ -167,8 +168,10 @@ class CudaDevice(Device):
 
         self.overlap = overlap
         # One thread copies 5 to 13 GB/s between a file and pinned memory, the bus carries 50 each way.
-        self.io_threads = max(1, min(len(os.sched_getaffinity(0)) // 4, 6))
-        self.ring_depth = 1 if overlap == 1 else 2 * self.io_threads + 3
+        # A writer encodes a chunk that may be a single block of the file, and only one core works on that.
+        cores = len(os.sched_getaffinity(0))
+        self.readers, self.writers = (max(1, min(share, 8)) for share in (3 * cores // 8, cores // 2))
+        self.ring_depth = 1 if overlap == 1 else self.readers + self.writers + 1
         self._cupy = cupy
         self._ordinal = ordinal
         self.name = f"cuda:{ordinal}"

@@ -158,7 +158,9 @@ class TiffReader(ImageReader):
                 busy.append(block)
 
         missing, here = split(blocks, lambda block: self._blocks.lacks(page, (plane, block[0][0], block[1][0])))
-        for_each(copy, missing + here, page.block_bytes, dear=len(missing))
+        for block in here:
+            copy(block)
+        for_each(copy, missing, page.block_bytes)
         for block in busy:
             self._copy_block(page, plane, block, channels, target, at, wait=True)
 

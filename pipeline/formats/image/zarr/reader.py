@@ -45,7 +45,8 @@ _REFUSED_CODECS = ("pickle", "msgpack", "json", "vlen")
 _WIDENING_CODECS = {"astype", "base64", "delta", "fixedscaleoffset", "quantize"}
 _WIDEST_BYTES = 16
 
-RAW_CACHED = False
+# Of larger uncompressed chunks, the part that a region needs is read instead of the whole chunk.
+_LARGEST_WHOLE_BYTES = 32 << 20
 _Piece = tuple[Part, ...]  # of a region in a chunk, along each axis
 
 
@@ -88,6 +89,7 @@ class ZarrReader(ImageReader):
         self._files = None if stored is None else _chunks(path / self._array.path, stored)
         self._waits = isinstance(path, ObjectPath)
         self._is_raw = stored is not None and stored.codec.is_raw
+        self._in_parts = self._is_raw and chunk_bytes > _LARGEST_WHOLE_BYTES
 
     def at_level(self, level: int) -> ImageReader:
         """Its header has the level's shape, and the whole image's calibration."""
@@ -110,7 +112,9 @@ class ZarrReader(ImageReader):
             if not self._copy(piece, target, at, wait=False):
                 busy.append(piece)
 
-        for_each(copy, missing + here, self._stored_bytes, dear=len(missing), waits=self._waits)
+        for piece in here:  # first, since some are not needed any more, and leave their memory to others
+            copy(piece)
+        for_each(copy, missing, self._stored_bytes, waits=self._waits)
         for piece in busy:
             self._copy(piece, target, at, wait=True)
 
@@ -124,9 +128,7 @@ class ZarrReader(ImageReader):
         self._schedule = schedule
 
     def hold_at_most(self, budget_bytes: int) -> int:
-        return (
-            0 if self._is_raw and not RAW_CACHED else self._cache.hold_at_most(budget_bytes)
-        )  # raw chunks are read into slots
+        return 0 if self._in_parts else self._cache.hold_at_most(budget_bytes)
 
     def close(self) -> None:
         """Nothing is held open."""
@@ -145,7 +147,7 @@ class ZarrReader(ImageReader):
         """Copy a chunk's part of the region; False if another thread is decoding the chunk and `wait` is False."""
         place, into, within = zip(*piece, strict=True)
         try:
-            if self._is_raw and not (RAW_CACHED and self._cache.is_shared(place)):
+            if self._is_raw and (self._in_parts or not self._cache.is_shared(place)):
                 self._read_raw(place, within, target[into])
                 return True
 
