@@ -100,7 +100,8 @@ class Schedule:
         return math.prod(last[at] - first[at] for (first, last), at in zip(self._touching, block, strict=True))
 
     def next_use(self, block: Sequence[int], after: Place) -> Place | None:
-        """The place of the first region after that one which touches the block."""
+        """The place of the first region after that one which touches the block; `after` (): of all regions."""
+        after = after or (-1,) * len(block)
         ranges = [(first[at], last[at]) for (first, last), at in zip(self._touching, block, strict=True)]
         found = None
         for axis, (first, last) in enumerate(ranges):
