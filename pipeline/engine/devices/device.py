@@ -168,9 +168,9 @@ class CudaDevice(Device):
 
         self.overlap = overlap
         # One thread copies 5 to 13 GB/s between a file and pinned memory, the bus carries 50 each way.
-        # A writer encodes a chunk that may be a single block of the file, and only one core works on that.
-        cores = len(os.sched_getaffinity(0))
-        self.readers, self.writers = (max(1, min(share, 8)) for share in (3 * cores // 8, cores // 2))
+        self.readers = max(1, min(len(os.sched_getaffinity(0)) // 4, 6))
+        # Twice as many, since a chunk may be a single block of the file, which only one core encodes.
+        self.writers = 2 * self.readers
         self.ring_depth = 1 if overlap == 1 else self.readers + self.writers + 1
         self._cupy = cupy
         self._ordinal = ordinal

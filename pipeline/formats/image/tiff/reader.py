@@ -158,9 +158,7 @@ class TiffReader(ImageReader):
                 busy.append(block)
 
         missing, here = split(blocks, lambda block: self._blocks.lacks(page, (plane, block[0][0], block[1][0])))
-        for block in here:
-            copy(block)
-        for_each(copy, missing, page.block_bytes)
+        for_each(copy, here + missing, page.block_bytes)  # those first that may leave their memory to others
         for block in busy:
             self._copy_block(page, plane, block, channels, target, at, wait=True)
 
