@@ -200,7 +200,7 @@ def measure_files(options: argparse.Namespace) -> Mapping[str, Any]:
             receipt = run_job(plan_job(spec, device, run), run)
             rates.append(nbytes / receipt["wall_seconds"])
             spec.output.unlink()
-            hosts.append(_host_copies(source, device.io_threads, 32 * MIB))
+            hosts.append(_host_copies(source, device.readers, 32 * MIB))
         copies = both_ways(32 * MIB)
         busy = {name: stage["seconds"] / stage["lanes"] for name, stage in receipt["stages"].items()}
     rate, host = float(np.median(rates)), float(np.median(hosts))
@@ -212,7 +212,8 @@ def measure_files(options: argparse.Namespace) -> Mapping[str, Any]:
         "of the host": rate / host,
         "wall s": receipt["wall_seconds"],
         "busy s by stage": busy,
-        "io threads": device.io_threads,
+        "readers": device.readers,
+        "writers": device.writers,
     }
 
 

@@ -110,7 +110,7 @@ def profile(worker_device: WorkerDevice) -> DeviceProfile:
     device = own_device(worker_device)
     return DeviceProfile(
         ring_depth=device.ring_depth,
-        lanes={"read": device.io_threads, "compute": device.lanes, "write": device.io_threads},
+        lanes={"read": device.readers, "compute": device.lanes, "write": device.writers},
         chunk_range=device.chunk_range,
         description=device.describe(),
         host=socket.gethostname(),

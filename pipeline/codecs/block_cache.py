@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -17,21 +17,27 @@ T = TypeVar("T")
 _ROWS_KEPT = 16
 _SMALLEST_BYTES = 32 << 20
 _MOST_SPARE = 64
+# Reads that the slowest thread may be behind the fastest; uses that are further behind belong to other processes.
+_MOST_BEHIND = 16
+# The share of the blocks that is ranked for eviction at once, since ranking looks at all of them.
+_SHARE_RANKED = 8
 
 Key = tuple[int, ...]
+Place = tuple[int, ...]  # of a read in the order of the plan
 Memory = NDArray[np.uint8]
 
 
 class _Block:
-    """A decoded block, the memory it lies in if that can be used again, how many threads are looking at it, and how
-    many looks are expected (negative: unknown)."""
+    """A decoded block, the memory it lies in if that can be used again, how many threads are looking at it, how many
+    looks are expected (negative: unknown), and the place of the latest read that looked."""
 
-    __slots__ = ("is_evicted", "left", "memory", "samples", "users")
+    __slots__ = ("is_evicted", "left", "memory", "samples", "seen", "users")
 
     def __init__(self, samples: NDArray[Any], memory: Memory | None, left: int) -> None:
         self.samples = samples
         self.memory = memory
         self.left = left
+        self.seen: Place = ()
         self.users = 1
         self.is_evicted = False
 
@@ -41,7 +47,8 @@ class _Block:
 
 
 class BlockCache:
-    """A thread-safe least-recently-used cache, bounded in bytes.
+    """A thread-safe cache, bounded in bytes: the block that will be used last is dropped first; if the order of uses is
+    unknown, the one used least recently.
 
     Two threads never decode the same block: the second waits for the first, or takes other blocks meanwhile. New blocks
     are decoded into the memory of old ones.
@@ -55,6 +62,9 @@ class BlockCache:
         self._making: set[Key] = set()
         self._spare: list[Memory] = []
         self._uses: Callable[[Key], int] = _unknown
+        self._next_use: Callable[[Key, Place], Place | None] | None = None
+        self._latest: deque[Place] = deque(maxlen=_MOST_BEHIND)  # reads
+        self._ranked: list[tuple[Key, Place]] = []  # of the blocks to drop, the last one first, and when it was seen
         self._held_bytes = 0
         self._capacity_bytes = max(_ROWS_KEPT * row_bytes, _SMALLEST_BYTES)
         # A block is in memory while it is read, regardless of the bound. A large one counts towards the memory budget
@@ -66,9 +76,25 @@ class BlockCache:
         self._capacity_bytes = max(min(self._capacity_bytes, budget_bytes), self._least_bytes)
         return self._capacity_bytes
 
-    def expect(self, uses: Callable[[Key], int]) -> None:
-        """`uses`: how often each block will be used from now on. It is dropped after the last time."""
-        self._uses = uses
+    def expect(self, uses: Callable[[Key], int], next_use: Callable[[Key, Place], Place | None]) -> None:
+        """Announce the uses from now on. A block is dropped after the last one.
+
+        uses     : how often a block will be used
+        next_use : the place of the first read after that one which uses a block; None: it is used no more
+        """
+        self._uses, self._next_use = uses, next_use
+
+    def begin(self, at: Place) -> None:
+        """A read of this place in the schedule begins."""
+        self._latest.append(at)
+
+    def lacks(self, key: Key) -> bool:
+        """Whether the block has to be decoded, by this thread or another."""
+        return key not in self._blocks
+
+    def is_shared(self, key: Key) -> bool:
+        """Whether the block is expected to be used more than once, so that it pays to keep it."""
+        return self._uses(key) > 1
 
     def use(
         self,
@@ -77,11 +103,13 @@ class BlockCache:
         decode: Callable[[Memory], NDArray[Any]],
         look: Callable[[NDArray[Any]], T],
         *,
+        at: Place = (),
         wait: bool,
     ) -> T | None:
         """What `look` returns for the block, which is valid only during that call and must not be changed.
 
         decode : makes the block in the given memory, of `nbytes`, or in its own
+        at     : the place of the read in the schedule
 
         None if another thread is decoding it and `wait` is False. Raises what `decode` raises.
         """
@@ -92,12 +120,13 @@ class BlockCache:
                 self._made.wait()
             if block is not None:
                 block.users += 1
+                block.seen = max(block.seen, at)
                 self._blocks.move_to_end(key)
             else:
                 self._making.add(key)
                 memory = self._memory(nbytes)
         if block is None:
-            block = self._decoded(key, decode, memory)
+            block = self._decoded(key, decode, memory, at)
         try:
             return look(block.samples)
         finally:
@@ -109,12 +138,13 @@ class BlockCache:
                 elif block.is_evicted:
                     self._reuse(block)
 
-    def _decoded(self, key: Key, decode: Callable[[Memory], NDArray[Any]], memory: Memory) -> _Block:
+    def _decoded(self, key: Key, decode: Callable[[Memory], NDArray[Any]], memory: Memory, at: Place) -> _Block:
         block = None
         try:
             samples = decode(memory)
             lent = memory if np.may_share_memory(samples, memory) else None
             block = _Block(samples, lent, self._uses(key))
+            block.seen = at
         finally:
             with self._lock:
                 self._making.remove(key)
@@ -127,7 +157,25 @@ class BlockCache:
 
     def _trim(self) -> None:
         while self._held_bytes > self._capacity_bytes:
-            self._evict(next(iter(self._blocks)))
+            self._evict(self._dispensable())
+
+    def _dispensable(self) -> Key:
+        """The block that is needed last, or never again."""
+        if self._next_use is None:
+            return next(iter(self._blocks))
+        while True:
+            while self._ranked:
+                key, seen = self._ranked.pop()
+                if key in self._blocks and self._blocks[key].seen == seen:
+                    return key
+            further = sorted(self._blocks, key=self._when)[-max(len(self._blocks) // _SHARE_RANKED, 1) :]
+            self._ranked = [(key, self._blocks[key].seen) for key in further]
+
+    def _when(self, key: Key) -> tuple[bool, Place]:
+        """When the block is used next: whether never, and the place."""
+        assert self._next_use is not None, "the order is known"
+        found = self._next_use(key, max(self._blocks[key].seen, min(self._latest, default=())))
+        return found is None, found or ()
 
     def _evict(self, key: Key) -> None:
         block = self._blocks.pop(key)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
@@ -86,6 +86,14 @@ def for_each(work: Callable[[T], object], items: Sequence[T], nbytes: int = 0, *
     call.wait()
     if call.errors:
         raise call.errors[0]
+
+
+def split(items: Iterable[T], condition: Callable[[T], bool]) -> tuple[list[T], list[T]]:
+    """The items for which the condition holds, and the others."""
+    found: tuple[list[T], list[T]] = [], []
+    for item in items:
+        found[not condition(item)].append(item)
+    return found
 
 
 def _queue(threads: int) -> SimpleQueue[_Work]:

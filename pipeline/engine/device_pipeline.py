@@ -106,9 +106,9 @@ class DevicePipeline:
         self._form_of: Callable[[Chunk], ChunkForm | None] = getattr(output, "chunk_form", lambda chunk: None)
         self._packs = self._job if isinstance(self._job, ReadsPacked) and self._job.packs else None
         self._lanes = {
-            "read": readers or device.io_threads,
+            "read": readers or device.readers,
             "compute": device.lanes,
-            "write": writers or device.io_threads,
+            "write": writers or device.writers,
         }
         slots = slots or device.ring_depth
         # Without full overlap a whole ring is read before it is started, and finished before it is written.

@@ -59,6 +59,7 @@ class PlannedJob:
     plan: Plan
     device: PlannedDevice
     budget: Budget  # with which it was cut
+    held_bytes: int = 0  # of input that it may keep besides the chunks
     version: Mapping[str, Any]  # of the input, as `input_version` gives it
     # How often chunks were halved because the device ran out of memory.
     halvings: int = 0

@@ -126,7 +126,8 @@ def plan_job(
     workload = workload_named(spec.workload)
     job = open_job(workload, spec) if opening is None else opening(spec)
     try:
-        limit = _ring_bytes(job, options.memory_bytes) // device.ring_depth
+        ring_bytes, held_bytes = _shares(job, options.memory_bytes)
+        limit = ring_bytes // device.ring_depth
         if unpacks(device, job):
             limit -= limit // 3  # see PlannedJob.slot_bytes
         target = options.chunk_bytes or device.target_bytes(job.summary.nbytes)
@@ -144,8 +145,9 @@ def plan_job(
         job.close()
         raise
     return PlannedJob(
-        output=Output(workload, job), version=version, plan=plan, device=device, budget=budget, bounds=options.bounds
-    )
+        output=Output(workload, job), version=version, plan=plan, device=device, budget=budget, held_bytes=held_bytes,
+        bounds=options.bounds,
+    )  # fmt: skip
 
 
 def _same_cut(earlier: Budget, budget: Budget, options: RunOptions) -> Budget:
@@ -163,8 +165,8 @@ def _same_cut(earlier: Budget, budget: Budget, options: RunOptions) -> Budget:
     return earlier
 
 
-def _ring_bytes(job: OpenJob, memory_bytes: int) -> int:
-    """The memory left for the ring besides the job's workspace and the input that it holds."""
+def _shares(job: OpenJob, memory_bytes: int) -> tuple[int, int]:
+    """The memory left for the ring besides the job's workspace and the input that it holds; and of that input."""
     if isinstance(job, NeedsWorkspace):
         memory_bytes -= job.workspace_bytes(memory_bytes)
     held = job.hold_at_most(memory_bytes // 2) if isinstance(job, HoldsInput) else 0
@@ -173,7 +175,7 @@ def _ring_bytes(job: OpenJob, memory_bytes: int) -> int:
             f"{job.spec.input} must be held whole, which takes {format_bytes(held)} of memory; "
             f"raise --memory to {format_bytes(2 * held)}, or give it in a format that can be read in parts"
         )
-    return memory_bytes - held
+    return memory_bytes - held, held
 
 
 def check_preview(spec: JobSpec, preview: Path) -> None:

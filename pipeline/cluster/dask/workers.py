@@ -41,7 +41,6 @@ from pipeline.engine.stages import StageRecord
 from pipeline.errors import ClusterError, DeviceUnavailable, MillraceError, RankLost
 from pipeline.storage.objects import ObjectPath
 from pipeline.workloads import Chunk, Plan, Workload
-from pipeline.workloads.protocol import HoldsInput
 
 CONNECT_SECONDS = 10.0
 START_SECONDS = 60.0
@@ -113,10 +112,10 @@ class DaskWorkers:
             name=f"{job.spec.workload}-{secrets.token_hex(8)}",
             spec=replace(job.spec, input=_absolute(job.spec.input), output=_absolute(job.spec.output)),
             budget=job.budget,
-            held_bytes=job.job.hold_at_most(job.budget.budget_bytes) if isinstance(job.job, HoldsInput) else 0,
+            held_bytes=max(job.held_bytes // (self.ring_depth // self._ring_depth), job.budget.budget_bytes),
             ledger_identity=ledger.identity,
             worker_device=self._worker_device,
-            share=MemoryShare(limit_bytes=job.bounds.memory_bytes, ring_bytes=job.ring_bytes),
+            share=MemoryShare(limit_bytes=job.bounds.memory_bytes, ring_bytes=job.ring_bytes + job.held_bytes),
             gpu_memory_bytes=job.bounds.gpu_memory_bytes,
         )
         with self._some(job.bounds.workers) as some:

@@ -61,8 +61,9 @@ class Device(ABC):
     lanes: int
     # How many of the five stages may be at work at once: see `OVERLAPS`.
     overlap: int
-    # The number of reader threads, and of writer threads.
-    io_threads: int
+    # The number of threads of each kind.
+    readers: int
+    writers: int
     # Slots that keep every stage busy: one in each lane, and one or more on each side of them.
     ring_depth: int
 
@@ -146,7 +147,7 @@ class CpuDevice(Device):
     """Chunks side by side, one on each core; upload and download are the host arrays themselves."""
 
     name = "cpu"
-    io_threads = 1
+    readers = writers = 1
     # Small enough that the ring stays in the last-level cache on its way from reader to writer.
     chunk_range = (8 * MIB, 8 * MIB)
 
@@ -213,8 +214,10 @@ class CudaDevice(Device):
 
         self.overlap = overlap
         # One thread copies 5 to 13 GB/s between a file and pinned memory, the bus carries 50 each way.
-        self.io_threads = max(1, min(len(os.sched_getaffinity(0)) // 4, 6))
-        self.ring_depth = 1 if overlap == 1 else 2 * self.io_threads + 3
+        self.readers = max(1, min(len(os.sched_getaffinity(0)) // 4, 6))
+        # Twice as many, since a chunk may be a single block of the file, which only one core encodes.
+        self.writers = 2 * self.readers
+        self.ring_depth = 1 if overlap == 1 else self.readers + self.writers + 1
         self._cupy = cupy
         self._ordinal = ordinal
         self.name = f"cuda:{ordinal}"

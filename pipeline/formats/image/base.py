@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -57,6 +58,8 @@ class Region:
         return tuple(slice(start, stop) for start, stop in zip(self.start, self.stop, strict=True))
 
 
+Place = tuple[int, ...]
+
 # A region's part in one block along one axis: the block's number, the part's place in the region, and in the block.
 Part = tuple[int, slice, slice]
 
@@ -72,12 +75,43 @@ def blocks_along(span: tuple[int, int], size: int) -> list[Part]:
     return found
 
 
-def touches(spans: Sequence[tuple[int, int]], size: int, length: int) -> NDArray[np.int64]:
-    """How many of the spans along one axis touch each of its blocks of `size` samples."""
-    counts = np.zeros(-(-length // size), np.int64)
-    for start, stop in spans:
-        counts[start // size : -(-stop // size)] += 1
-    return counts
+class Schedule:
+    """Which regions of a plan touch which blocks of a file, and in which order: the last axis changes fastest."""
+
+    def __init__(
+        self, spans: Sequence[Sequence[tuple[int, int]]], blocks: Sequence[int], lengths: Sequence[int]
+    ) -> None:
+        """`spans` (start, stop) along each axis, ascending: the regions are all combinations; `blocks`: samples of one
+        block along each axis, `lengths`: of the image."""
+        self._numbers = [{span: number for number, span in enumerate(each)} for each in spans]
+        self._touching: list[tuple[list[int], list[int]]] = []  # by axis and block: the first span, and the last + 1
+        for each, block, length in zip(spans, blocks, lengths, strict=True):
+            starts, stops = np.transpose(each)
+            corners = np.arange(0, length, block)
+            first = np.searchsorted(stops, corners, "right")
+            self._touching.append((first.tolist(), np.searchsorted(starts, corners + block).tolist()))
+
+    def place(self, region: Region) -> Place:
+        """The region's place in the order; before all others if it is not of the plan."""
+        spans = zip(region.start, region.stop, strict=True)
+        return tuple(numbers.get(span, -1) for numbers, span in zip(self._numbers, spans, strict=True))
+
+    def uses(self, block: Sequence[int]) -> int:
+        """How many regions touch the block."""
+        return math.prod(last[at] - first[at] for (first, last), at in zip(self._touching, block, strict=True))
+
+    def next_use(self, block: Sequence[int], after: Place) -> Place | None:
+        """The place of the first region after that one which touches the block; `after` (): of all regions."""
+        after = after or (-1,) * len(block)
+        ranges = [(first[at], last[at]) for (first, last), at in zip(self._touching, block, strict=True)]
+        found = None
+        for axis, (first, last) in enumerate(ranges):
+            further = max(after[axis] + 1, first)
+            if further < last:
+                found = (*after[:axis], further, *(start for start, _ in ranges[axis + 1 :]))
+            if not first <= after[axis] < last:
+                break
+        return found
 
 
 @dataclass(frozen=True, kw_only=True)

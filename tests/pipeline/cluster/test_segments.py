@@ -620,7 +620,7 @@ def test_a_worker_opens_its_device_once(monkeypatch):
     opened, watched, cores = [], [], []
 
     class Gpu(CpuDevice):
-        io_threads = 5
+        readers, writers = 5, 6
 
         def describe(self):
             return {"name": "cuda:0", "pci": "0000:01:00.0"}
@@ -641,7 +641,7 @@ def test_a_worker_opens_its_device_once(monkeypatch):
     assert segments.opened_device == device.describe()
     assert segments.profile(wanted) == segments.DeviceProfile(
         ring_depth=5,
-        lanes={"read": 5, "compute": 3, "write": 5},
+        lanes={"read": 5, "compute": 3, "write": 6},
         chunk_range=Gpu.chunk_range,
         description=device.describe(),
         host=socket.gethostname(),

@@ -31,7 +31,7 @@ class Blocks:
         self.decoded: Counter[Key] = Counter()
         self._lock = threading.Lock()
 
-    def get(self, number: int, *, wait: bool = True) -> bool | None:
+    def get(self, number: int, *, at: tuple[int, ...] = (), wait: bool = True) -> bool | None:
         """Whether every byte is right; None if another thread decodes the block."""
 
         def decode(memory: NDArray[np.uint8]) -> NDArray[Any]:
@@ -40,7 +40,7 @@ class Blocks:
             memory[:] = number
             return memory
 
-        return self.cache.use((number,), NBYTES, decode, lambda block: bool((block == number).all()), wait=wait)
+        return self.cache.use((number,), NBYTES, decode, lambda block: bool((block == number).all()), at=at, wait=wait)
 
 
 def test_the_block_used_last_is_dropped_first_and_no_more_is_kept_than_allowed() -> None:
@@ -51,9 +51,47 @@ def test_the_block_used_last_is_dropped_first_and_no_more_is_kept_than_allowed()
     assert blocks.cache._held_bytes == 3 * NBYTES
 
 
+@pytest.mark.parametrize("kept", [1, 2, 3, 5])
+@pytest.mark.parametrize("seed", range(4))
+def test_as_few_blocks_are_decoded_as_if_the_one_used_last_were_dropped(kept: int, seed: int) -> None:
+    order = np.random.default_rng(seed).integers(0, 7, 200).tolist()
+    uses = {number: [place for place, each in enumerate(order) if each == number] for number in range(7)}
+    blocks = Blocks(kept)
+
+    def next_use(key: Key, after: tuple[int, ...]) -> tuple[int, ...] | None:
+        return next(((place,) for place in uses[key[0]] if (place,) > after), None)
+
+    blocks.cache.expect(lambda key: len(uses[key[0]]), next_use)
+    held: set[int] = set()
+    decodes = 0
+    for place, number in enumerate(order):
+        assert blocks.get(number, at=(place,))
+        decodes += number not in held
+        held.add(number)
+        further = {each: [later for later in uses[each] if later > place] for each in held}
+        held = {each for each in held if further[each]}
+        if len(held) > kept:
+            held.remove(max(held, key=lambda each: further[each][0]))
+    assert sum(blocks.decoded.values()) == decodes
+
+
+def test_blocks_whose_uses_are_past_are_dropped_first() -> None:
+    """Another process has read the regions in between."""
+    blocks = Blocks(kept=3)
+    blocks.cache.expect(lambda key: 5, lambda key, after: (key[0],) if (key[0],) > after else None)
+    for number in (10, 200, 201):
+        assert blocks.get(number, at=(1,))
+    for place in range(100, 120):
+        blocks.cache.begin((place,))
+    assert blocks.get(202, at=(119,))
+    assert blocks.get(200, at=(119,))
+    assert blocks.get(201, at=(119,))
+    assert set(blocks.decoded.values()) == {1}
+
+
 def test_blocks_are_kept_until_their_last_use_and_no_longer() -> None:
     blocks = Blocks(kept=100)
-    blocks.cache.expect(lambda key: key[0])
+    blocks.cache.expect(lambda key: key[0], lambda key, after: None)
     for number in (1, 2, 3):
         assert blocks.get(number)
     assert blocks.cache._held_bytes == 2 * NBYTES
@@ -127,7 +165,7 @@ def test_a_block_that_does_not_decode_is_tried_by_the_next_thread() -> None:
 
 def test_many_threads_see_the_right_bytes_in_memory_that_moves_between_blocks() -> None:
     blocks = Blocks(kept=4)
-    blocks.cache.expect(lambda key: 3)
+    blocks.cache.expect(lambda key: 3, lambda key, after: (after[0] + key[0],) if after else None)
     numbers = np.random.default_rng(0).integers(0, 12, 4000).tolist()
     with ThreadPoolExecutor(6) as threads:
         assert all(threads.map(blocks.get, numbers))

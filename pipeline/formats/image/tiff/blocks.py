@@ -18,7 +18,7 @@ from pipeline.codecs.block_cache import BlockCache
 from pipeline.codecs.bounded import check_image
 from pipeline.codecs.scratch import scratch
 from pipeline.errors import InputError
-from pipeline.formats.image.base import touches
+from pipeline.formats.image.base import ImageHeader, Place, Schedule
 from pipeline.formats.image.tiff.page import COMPRESSIONS, IMAGE_CODECS, LERC, Page
 from pipeline.storage.confinement import by_descriptor
 from pipeline.storage.positional import PositionalFile
@@ -38,7 +38,6 @@ _AT_ONCE_BYTES = 1 << 20
 # Of samples of one bit none: tifffile unpacks them.
 _PREDICTORS = {"b": (), "u": (1, _OF_INTEGERS), "i": (1, _OF_INTEGERS), "f": (1, _OF_FLOATS)}
 
-Place = tuple[int, int, int]  # plane, down, across
 Span = tuple[int, int]  # start, stop
 
 
@@ -68,27 +67,44 @@ class DecodedBlocks:
         """Bound the decoded bytes kept between calls; returns the bound in force. Uncompressed pages keep none."""
         return self._cache.hold_at_most(budget_bytes) if self._straight else 0
 
-    def expect(self, of_page: Mapping[int, int], rows: Sequence[Span], columns: Sequence[Span]) -> None:
-        """How often each page will be read, by its index, and in which spans (start, stop) of rows and columns."""
-        blocks = {(page.block, self.at_once(page)): page.shape for page in self._pages.values()}
-        counts = {
-            (block, at_once): (
-                touches(rows, block[0], shape[0]).tolist(),
-                touches(columns, at_once * block[1], shape[1]).tolist(),
-            )
-            for (block, at_once), shape in blocks.items()
-        }
+    def expect(self, header: ImageHeader, spans: Sequence[Sequence[Span]], planes: Mapping[int, Place]) -> Schedule:
+        """Announce the regions that will be read: all combinations of these (start, stop) along the image's axes.
 
-        def uses(key: tuple[int, ...]) -> int:
-            index, _, down, across = key
-            page = self._pages[index]
-            of_rows, of_columns = counts[page.block, self.at_once(page)]
-            return int(of_page[index] * of_rows[down] * of_columns[across])
+        planes : the place of each page, by its index, along the axes before Y
+        """
 
-        self._cache.expect(uses)
+        def schedule(page: Page) -> Schedule:
+            sizes = {"Y": page.block[0], "X": self.at_once(page) * page.block[1], "S": header.shape[-1]}
+            return Schedule(spans, [sizes.get(letter, 1) for letter in header.axes], header.shape)
 
-    def use(self, page: Page, place: Place, look: Callable[[NDArray[Any]], bool], *, wait: bool) -> bool | None:
+        kinds = {(page.block, self.at_once(page)): page for page in self._pages.values()}
+        schedules = {kind: schedule(page) for kind, page in kinds.items()}
+
+        def found(key: Place) -> tuple[Schedule, Place]:
+            page = self._pages[key[0]]
+            return schedules[page.block, self.at_once(page)], (*planes[page.index], *key[2:], 0)[: len(header.axes)]
+
+        def uses(key: Place) -> int:
+            schedule, block = found(key)
+            return schedule.uses(block)
+
+        def next_use(key: Place, after: Place) -> Place | None:
+            schedule, block = found(key)
+            return schedule.next_use(block, after)
+
+        self._cache.expect(uses, next_use)
+        return next(iter(schedules.values()))
+
+    def begin(self, at: Place) -> None:
+        """A read of this place in the schedule begins."""
+        self._cache.begin(at)
+
+    def use(
+        self, page: Page, place: Place, look: Callable[[NDArray[Any]], bool], at: Place, *, wait: bool
+    ) -> bool | None:
         """What `look` returns for the samples (rows, columns, samples; read-only) of the block at `place`.
+
+        at : the place of the read in the schedule
 
         None if another thread is decoding it and `wait` is False. InputError if it does not decode.
         """
@@ -98,7 +114,11 @@ class DecodedBlocks:
         def decode(memory: NDArray[np.uint8]) -> NDArray[Any]:
             return (self._decode if at_once == 1 else self._decode_tiles)(page, memory, *place)
 
-        return self._cache.use((page.index, *place), at_once * page.block_bytes, decode, look, wait=wait)
+        return self._cache.use((page.index, *place), at_once * page.block_bytes, decode, look, at=at, wait=wait)
+
+    def lacks(self, page: Page, place: Place) -> bool:
+        """Whether the block at `place` has to be decoded."""
+        return self._cache.lacks((page.index, *place))
 
     def at_once(self, page: Page) -> int:
         """How many neighbouring tiles of a row are one block here, whose number takes the place of theirs."""

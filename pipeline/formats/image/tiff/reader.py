@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,9 +14,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.codecs.packed import NotPackedError, PackedBlocks, Packing
-from pipeline.codecs.parallel import for_each
+from pipeline.codecs.parallel import for_each, split
 from pipeline.codecs.scratch import scratch
-from pipeline.formats.image.base import ImageHeader, ImageReader, Part, Region, blocks_along, require_fit, touches
+from pipeline.formats.image.base import (
+    ImageHeader,
+    ImageReader,
+    Part,
+    Place,
+    Region,
+    Schedule,
+    blocks_along,
+    require_fit,
+)
 from pipeline.formats.image.contiguous import ContiguousSamples
 from pipeline.formats.image.tiff.blocks import DecodedBlocks, Span
 from pipeline.formats.image.tiff.described import described
@@ -82,6 +90,7 @@ class TiffReader(ImageReader):
         )
         self._planes = np.arange(len(self._stack.pages)).reshape(self.header.planes)
         self.block_shape = _block_shape(self._stack)
+        self._schedule: Schedule | None = None
 
     @cached_property
     def packs(self) -> bool:
@@ -104,8 +113,11 @@ class TiffReader(ImageReader):
         planes = self._planes[region.slices[: self._planes.ndim]].ravel().tolist()
         pages = [self._stack.pages[plane] for plane in planes]
 
+        at = self._schedule.place(region) if self._schedule else ()
+        self._blocks.begin(at)
+
         def read_plane(plane: tuple[NDArray[Any], Page]) -> None:
-            self._read_page(plane[1], whole, plane[0])
+            self._read_page(plane[1], whole, plane[0], at)
 
         stacked = list(zip(out.reshape(len(pages), *whole.shape), pages, strict=True))
         if pages[0].raw:
@@ -146,14 +158,9 @@ class TiffReader(ImageReader):
         return TiffReader(self.path, level)
 
     def expect(self, spans: Sequence[Sequence[tuple[int, int]]]) -> None:
-        planes = np.ones((), np.int64)
-        for along, length in zip(spans, self._planes.shape, strict=False):
-            planes = np.multiply.outer(planes, touches(along, 1, length))
-        of_page: Counter[int] = Counter()
-        for page, uses in zip(self._stack.pages, planes.ravel().tolist(), strict=True):
-            of_page[page.index] += uses
-        given = dict(zip(self.header.axes, spans, strict=True))
-        self._blocks.expect(of_page, given["Y"], given["X"])
+        places = np.ndindex(self._planes.shape)
+        planes = {page.index: place for place, page in zip(places, self._stack.pages, strict=True)}
+        self._schedule = self._blocks.expect(self.header, spans, planes)
 
     def hold_at_most(self, budget_bytes: int) -> int:
         return self._blocks.hold_at_most(budget_bytes)
@@ -161,15 +168,15 @@ class TiffReader(ImageReader):
     def close(self) -> None:
         self._file.close()
 
-    def _read_page(self, page: Page, piece: _Piece, target: NDArray[Any]) -> None:
+    def _read_page(self, page: Page, piece: _Piece, target: NDArray[Any], at: Place) -> None:
         """Fill `target` (rows, columns, channels; any strides) from one page."""
         if not page.separate:
-            self._read_plane(page, 0, piece, target)
+            self._read_plane(page, 0, piece, target, at)
             return
         for place, plane in enumerate(range(*piece.channels)):
-            self._read_plane(page, plane, piece.of_one_channel, target[..., place : place + 1])
+            self._read_plane(page, plane, piece.of_one_channel, target[..., place : place + 1], at)
 
-    def _read_plane(self, page: Page, plane: int, piece: _Piece, target: NDArray[Any]) -> None:
+    def _read_plane(self, page: Page, plane: int, piece: _Piece, target: NDArray[Any], at: Place) -> None:
         """Fill `target` from one of a page's planes: all of its samples, or one if they are stored separately."""
         if page.raw and not page.tiled:
             self._read_strips(page, plane, piece, target)
@@ -184,13 +191,13 @@ class TiffReader(ImageReader):
         channels = slice(*piece.channels)
 
         def copy(block: _Block) -> None:
-            if not self._copy_block(page, plane, block, channels, target, wait=False):
+            if not self._copy_block(page, plane, block, channels, target, at, wait=False):
                 busy.append(block)
 
-        for_each(copy, blocks, page.block_bytes)
-        for_each(
-            lambda block: self._copy_block(page, plane, block, channels, target, wait=True), busy, page.block_bytes
-        )
+        missing, here = split(blocks, lambda block: self._blocks.lacks(page, (plane, block[0][0], block[1][0])))
+        for_each(copy, here + missing, page.block_bytes)  # those first that may leave their memory to others
+        for block in busy:
+            self._copy_block(page, plane, block, channels, target, at, wait=True)
 
     def _read_strips(self, page: Page, plane: int, piece: _Piece, target: NDArray[Any]) -> None:
         """Read straight into `target` if it is contiguous, which channels stored separately are not."""
@@ -211,7 +218,7 @@ class TiffReader(ImageReader):
         samples.read(self._file, piece.region, target)
 
     def _copy_block(
-        self, page: Page, plane: int, block: _Block, channels: slice, target: NDArray[Any], *, wait: bool
+        self, page: Page, plane: int, block: _Block, channels: slice, target: NDArray[Any], at: Place, *, wait: bool
     ) -> bool:
         """Copy what the region has of one strip or tile; False if another thread is decoding it and `wait` is False."""
         (down, rows, within_rows), (across, columns, within_columns) = block
@@ -232,7 +239,7 @@ class TiffReader(ImageReader):
             target[rows, columns] = decoded[within_rows, within_columns, channels]
             return True
 
-        return self._blocks.use(page, place, look, wait=wait) is not None
+        return self._blocks.use(page, place, look, at, wait=wait) is not None
 
 
 def _span(part: slice) -> Span:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from pipeline.codecs.block_cache import BlockCache
 from pipeline.codecs.packed import NotPackedError, PackedBlocks, Packing
-from pipeline.codecs.parallel import for_each
+from pipeline.codecs.parallel import for_each, split
 from pipeline.codecs.zarr_codecs import LARGEST_BYTES, chunks_of, use_bounded_codecs
 from pipeline.errors import InputError, MillraceError
 from pipeline.formats.image.base import (
@@ -28,9 +28,9 @@ from pipeline.formats.image.base import (
     ImageReader,
     Part,
     Region,
+    Schedule,
     blocks_along,
     require_fit,
-    touches,
 )
 from pipeline.formats.image.zarr.chunk_files import ChunkFiles
 from pipeline.formats.image.zarr.chunk_objects import ChunkObjects
@@ -48,6 +48,8 @@ _REFUSED_CODECS = ("pickle", "msgpack", "json", "vlen")
 _WIDENING_CODECS = {"astype", "base64", "delta", "fixedscaleoffset", "quantize"}
 _WIDEST_BYTES = 16
 
+# Of larger uncompressed chunks, the part that a region needs is read instead of the whole chunk.
+_LARGEST_WHOLE_BYTES = 32 << 20
 _Piece = tuple[Part, ...]  # of a region in a chunk, along each axis
 
 
@@ -86,9 +88,11 @@ class ZarrReader(ImageReader):
         self._stored_bytes = math.prod(self._chunk) * (_WIDEST_BYTES if widened else dtype.itemsize)
         self._chunk_bytes = chunk_bytes
         self._cache = BlockCache(row_bytes=across * chunk_bytes, block_bytes=chunk_bytes)
+        self._schedule: Schedule | None = None
         self._files = None if stored is None else _chunks(path / self._array.path, stored)
         self._waits = isinstance(path, ObjectPath)
         self._is_raw = stored is not None and stored.codec.is_raw
+        self._in_parts = self._is_raw and chunk_bytes > _LARGEST_WHOLE_BYTES
 
     def at_level(self, level: int) -> ImageReader:
         """Its header has the level's shape, and the whole image's calibration."""
@@ -98,16 +102,21 @@ class ZarrReader(ImageReader):
         require_fit(self.header, region, out)
         if out.size == 0:
             return
-        pieces = self._pieces(self._wanted(region))
+        missing, here = split(self._pieces(self._wanted(region)), self._lacks)
         target = self._in_stored_order(out)
         busy: list[_Piece] = []
+        at = self._schedule.place(region) if self._schedule else ()
+        self._cache.begin(at)
 
         def copy(piece: _Piece) -> None:
-            if not self._copy(piece, target, wait=False):
+            if not self._copy(piece, target, at, wait=False):
                 busy.append(piece)
 
-        for_each(copy, pieces, self._stored_bytes, waits=self._waits)
-        for_each(lambda piece: self._copy(piece, target, wait=True), busy, self._stored_bytes, waits=self._waits)
+        for piece in here:  # first, since some are not needed any more, and leave their memory to others
+            copy(piece)
+        for_each(copy, missing, self._stored_bytes, waits=self._waits)
+        for piece in busy:
+            self._copy(piece, target, at, wait=True)
 
     @property
     def packs(self) -> bool:
@@ -148,15 +157,16 @@ class ZarrReader(ImageReader):
         return list(itertools.product(*map(blocks_along, wanted, self._chunk)))
 
     def expect(self, spans: Sequence[Sequence[tuple[int, int]]]) -> None:
-        given = dict(zip(self.header.axes, spans, strict=True))
-        counts = [
-            touches(given.get(letter, [(0, 1)]), size, length).tolist()
-            for letter, size, length in zip(self._layout.stored, self._chunk, self._array.shape, strict=True)
-        ]
-        self._cache.expect(lambda place: math.prod(map(operator.getitem, counts, place)))
+        axes = [self._layout.stored.index(letter) for letter in self.header.axes]
+        schedule = Schedule(spans, [self._chunk[axis] for axis in axes], self.header.shape)
+        in_order = operator.itemgetter(*axes)
+        self._cache.expect(
+            lambda chunk: schedule.uses(in_order(chunk)), lambda chunk, after: schedule.next_use(in_order(chunk), after)
+        )
+        self._schedule = schedule
 
     def hold_at_most(self, budget_bytes: int) -> int:
-        return 0 if self._is_raw else self._cache.hold_at_most(budget_bytes)  # raw chunks are read into slots
+        return 0 if self._in_parts else self._cache.hold_at_most(budget_bytes)
 
     def close(self) -> None:
         """Nothing is held open."""
@@ -166,11 +176,15 @@ class ZarrReader(ImageReader):
         moved = out.transpose(np.argsort(self._layout.order))
         return moved[tuple(slice(None) if letter in self.header.axes else None for letter in self._layout.stored)]
 
-    def _copy(self, piece: _Piece, target: NDArray[Any], *, wait: bool) -> bool:
+    def _lacks(self, piece: _Piece) -> bool:
+        """Whether the chunk has to be decoded."""
+        return self._cache.lacks(tuple(number for number, _, _ in piece))
+
+    def _copy(self, piece: _Piece, target: NDArray[Any], at: Place, *, wait: bool) -> bool:
         """Copy a chunk's part of the region; False if another thread is decoding the chunk and `wait` is False."""
         place, into, within = zip(*piece, strict=True)
         try:
-            if self._is_raw:
+            if self._is_raw and (self._in_parts or not self._cache.is_shared(place)):
                 self._read_raw(place, within, target[into])
                 return True
 
@@ -179,7 +193,7 @@ class ZarrReader(ImageReader):
                 return True
 
             return self._cache.use(
-                place, self._chunk_bytes, lambda memory: self._decode(place, memory), look, wait=wait
+                place, self._chunk_bytes, lambda memory: self._decode(place, memory), look, at=at, wait=wait
             ) is not None  # fmt: skip
         except Exception:
             with _translated(self.path, _undecoded(place)):
@@ -193,9 +207,12 @@ class ZarrReader(ImageReader):
 
     def _decode(self, place: Place, memory: NDArray[np.uint8]) -> NDArray[Any]:
         if self._files is not None:
+            samples = memory.view(self.header.dtype).reshape(self._chunk)
+            if self._is_raw:
+                self._read_raw(place, tuple(slice(0, size) for size in self._chunk), samples)
+                return samples
             data = self._files.read(place)
             if data is None:
-                samples = memory.view(self.header.dtype).reshape(self._chunk)
                 samples[...] = self._files.array.fill_value
                 return samples
             return self._files.array.codec.decode(data, memory)

@@ -12,12 +12,14 @@ import numpy as np
 import psutil
 import pytest
 
+from kernels.smoothing import gaussian
 from pipeline.cluster.dask.worker_processes import local_workers
 from pipeline.cluster.dask.worker_start import cpu_workers
 from pipeline.cluster.dask.workers import SomeWorkers
 from pipeline.engine.planned import Bounds
 from pipeline.engine.run import RunEvents, RunOptions, plan_job, run_job
 from pipeline.errors import LimitExceeded
+from pipeline.formats.image import Storage
 from pipeline.workloads import JobSpec, workload_named
 from tests.images import read_image, write_image
 from tests.pipeline.cluster.processes import wait_until
@@ -115,6 +117,51 @@ def test_a_job_beyond_its_memory_fails_and_its_workers_live_on(folder, workers):
     receipt = run_map(folder, workers, "noted", bounds, "next.npy")
     assert receipt["resumed_chunks"] == 0
     assert set(workers.identities()) == before
+
+
+def _count_decodes():
+    """In a worker: count from now on."""
+    from collections import Counter
+
+    from pipeline.codecs.block_cache import BlockCache
+
+    decode, decoded = BlockCache._decoded, Counter()
+
+    def counted(cache, key, *arguments):
+        decoded[key] += 1
+        return decode(cache, key, *arguments)
+
+    BlockCache.undone, BlockCache.counts, BlockCache._decoded = decode, decoded, counted
+
+
+def _counted_decodes():
+    from pipeline.codecs.block_cache import BlockCache
+
+    BlockCache._decoded = BlockCache.undone
+    return dict(BlockCache.counts)
+
+
+def test_a_worker_decodes_each_block_once(tmp_path, workers):
+    """A worker holds its share of what the job may hold, not only one slot's worth: rows of blocks overlap."""
+    image = np.random.default_rng(2).integers(0, 65536, (1021, 1021)).astype(np.uint16)
+    write_image(tmp_path / "in.zarr", image, "YX", Storage(chunks=(64,), compression="zstd"))
+    spec = JobSpec(
+        workload="smooth", input=tmp_path / "in.zarr", output=tmp_path / "out.npy",
+        parameters=workload_named("smooth").Parameters(filter="gaussian", sigma="2"),
+    )  # fmt: skip
+    options = RunOptions(memory_bytes=2 * MIB, chunk_bytes=64 << 10, bounds=Bounds(workers=1))
+    planned = plan_job(spec, workers, options)
+    assert planned.budget.budget_bytes < planned.held_bytes // 2  # a slot's worth would not hold two rows
+    client = workers._connection.client
+    client.run(_count_decodes)
+    try:
+        run_job(planned, options, stream=workers.stream)
+    finally:
+        decodes = client.run(_counted_decodes)
+    (counts,) = filter(None, decodes.values())
+    assert len(counts) == 16 * 16
+    assert set(counts.values()) == {1}
+    np.testing.assert_array_equal(read_image(tmp_path / "out.npy"), gaussian(image, 2, truncate=4.0))
 
 
 # Which workers
