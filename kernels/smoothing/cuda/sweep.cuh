@@ -2,9 +2,11 @@
 #pragma once
 
 #include "async_copy.cuh"
+#include "bulk_copy.cuh"
 #include "block_scan.cuh"
 #include "borders.cuh"
 #include "samples.cuh"
+#include "cuda/running.cuh"
 
 //   box_starts   column sums of every band's first rows
 //   box_sweep    a block goes down a band of a strip; the window of row y is that of row y - 1 plus the sum across of
@@ -41,12 +43,12 @@ struct Sweep {
 template <typename Sample>
 __device__ inline unsigned sample_of(const unsigned* word, int k) {
     if constexpr (sizeof(Sample) == 1) return __byte_perm(word[k / 4], 0, 0x4440 + k % 4);
-    else if constexpr (same<Sample, short>) return __byte_perm(word[k / 2], 0, k % 2 ? 0xBB32 : 0x9910);
+    else if constexpr (same<Sample, short>) return static_cast<short>(word[k / 2] >> k % 2 * 16);
     else return __byte_perm(word[k / 2], 0, k % 2 ? 0x4432 : 0x4410);
 }
 
 template <typename Sample>
-__global__ void __launch_bounds__(256)
+__global__ void __launch_bounds__(256, 8)
 box_starts(const Sample* __restrict__ in, unsigned* __restrict__ sums, Sweep sweep) {
     constexpr int WORDS = START_EACH * sizeof(Sample) / 4;
     const int row_samples = sweep.columns * sweep.channels;
@@ -60,7 +62,7 @@ box_starts(const Sample* __restrict__ in, unsigned* __restrict__ sums, Sweep swe
     unsigned sum[START_EACH] = {};
     if (sweep.aligned && own == START_EACH && first >= 0 && first + sweep.start_rows <= sweep.rows) {
         const Sample* line = source + static_cast<long long>(first) * row_samples;
-#pragma unroll 8
+#pragma unroll 4
         for (int row = 0; row < sweep.start_rows; ++row, line += row_samples) {
             unsigned word[WORDS];
             if constexpr (WORDS == 4) {
@@ -96,7 +98,7 @@ struct Staged {
 };
 
 template <typename Sample, int CHANNELS, int THREADS>
-__global__ void __launch_bounds__(THREADS, 1)
+__global__ void __launch_bounds__(THREADS, THREADS > 320 ? 1 : 2)
 box_sweep(const Sample* __restrict__ in, Sample* __restrict__ out, const unsigned* __restrict__ starts, Sweep sweep) {
     constexpr int BYTES = sizeof(Sample), EACH = SWEEP_EACH, SPAN = EACH * THREADS, WORDS = EACH * BYTES / 4;
     constexpr int PITCH = SPAN * BYTES + 32;
@@ -104,6 +106,7 @@ box_sweep(const Sample* __restrict__ in, Sample* __restrict__ out, const unsigne
     extern __shared__ __align__(16) unsigned char shared[];
     __shared__ unsigned totals[CHANNELS][32];
     __shared__ Staged staged;
+    __shared__ __align__(8) unsigned long long arrivals[2];  // of the stages' rows
     unsigned* before = reinterpret_cast<unsigned*>(shared);  // [SPAN]: sum of the channel's samples before
     unsigned char* stages = shared + 4 * SPAN;               // [stage][entering, leaving][PITCH]
     unsigned short* source = reinterpret_cast<unsigned short*>(stages + 4 * PITCH);  // [SPAN], of samples beyond the ends
@@ -126,34 +129,41 @@ box_sweep(const Sample* __restrict__ in, Sample* __restrict__ out, const unsigne
         return pixel < 0 ? -1 : static_cast<int>(pixel * CHANNELS + at % CHANNELS);
     };
 
-    // Starts copying the rows of a step.
+    // Starts copying the rows of a step: half of the first warp takes each.
     const auto ask = [&](int step) {
-#pragma unroll 1
-        for (int k = 0; k < 2; ++k) {
-            const int row = border_index(first + step - 1 + (k == 0 ? sweep.taps_y : 0), sweep.rows, sweep.mode_y);
-            unsigned char* slot = stages + (step % 2 * 2 + k) * PITCH;
-            const Sample* line = line_of(max(row, 0));
-            const long long begin = reinterpret_cast<long long>(line) + static_cast<long long>(left) * BYTES;
-            const int skew = row < 0 ? 0 : static_cast<int>(begin & 15);
-            if (thread == 0) staged.row[step % 2][k] = row, staged.skew[step % 2][k] = skew;
-            if (row < 0) {
-                const unsigned fill = (sweep.fill & (BYTES == 1 ? 0xFF : 0xFFFF)) * (BYTES == 1 ? 0x01010101u : 0x00010001u);
-                for (int at = 16 * thread; at < PITCH; at += 16 * THREADS)
-                    *reinterpret_cast<uint4*>(slot + at) = make_uint4(fill, fill, fill, fill);
-                continue;
-            }
-            // Whole vectors of the row, and its first and last samples one by one.
-            const int row_begin = skew - left * BYTES, row_end = skew + (row_samples - left) * BYTES;
-            const int from = max((row_begin + 15) >> 4, 0), to = min((skew + high * BYTES + 15) >> 4, row_end >> 4);
-            const unsigned char* base = reinterpret_cast<const unsigned char*>(begin - skew);
-            for (int v = from + thread; v < to; v += THREADS) copy_16_bytes(slot + 16 * v, base + 16 * v);
-            const int offset = skew / BYTES, head = min(max(16 * from / BYTES - offset - low, 0), high - low);
-            const int tail = min(max(high + offset - 16 * max(to, from) / BYTES, 0), high - low - head);
-            if (thread < head + tail) {
-                const int i = thread < head ? low + thread : high - tail + thread - head;
-                reinterpret_cast<Sample*>(slot)[offset + i] = __ldg(line + left + i);
-            }
+        if (warp != 0) return;
+        const int k = lane / 16, part = lane % 16;
+        const int row = border_index(first + step - 1 + (k == 0 ? sweep.taps_y : 0), sweep.rows, sweep.mode_y);
+        unsigned char* slot = stages + (step % 2 * 2 + k) * PITCH;
+        const Sample* line = line_of(max(row, 0));
+        const long long begin = reinterpret_cast<long long>(line) + static_cast<long long>(left) * BYTES;
+        const int skew = row < 0 ? 0 : static_cast<int>(begin & 15);
+        // Whole vectors of the row, and its first and last samples one by one.
+        const int row_begin = skew - left * BYTES, row_end = skew + (row_samples - left) * BYTES, offset = skew / BYTES;
+        const int from = max((row_begin + 15) >> 4, 0), to = max(min((skew + high * BYTES + 15) >> 4, row_end >> 4), from);
+        const unsigned char* base = reinterpret_cast<const unsigned char*>(begin - skew) + 16 * from;
+        const int count = row < 0 ? 0 : to - from;
+        if (part == 0) staged.row[step % 2][k] = row, staged.skew[step % 2][k] = skew;
+#if __CUDA_ARCH__ >= 900
+        if (part == 0)
+            bulk_load(shared_address(slot + 16 * from), base, 16 * count, shared_address(&arrivals[step % 2]), bulk_policy(k == 0));
+#else
+        for (int v = part; v < count; v += 16) copy_16_bytes(slot + 16 * (from + v), base + 16 * v);
+#endif
+        if (row < 0) {
+            const unsigned fill = (sweep.fill & (BYTES == 1 ? 0xFF : 0xFFFF)) * (BYTES == 1 ? 0x01010101u : 0x00010001u);
+            for (int at = 16 * part; at < PITCH; at += 16 * 16)
+                *reinterpret_cast<uint4*>(slot + at) = make_uint4(fill, fill, fill, fill);
+            fence_bulk_copies();
+            return;
         }
+        const int head = min(max(16 * from / BYTES - offset - low, 0), high - low);
+        const int tail = min(max(high + offset - 16 * to / BYTES, 0), high - low - head);
+        for (int j = part; j < head + tail; j += 16) {
+            const int i = j < head ? low + j : high - tail + j - head;
+            reinterpret_cast<Sample*>(slot)[offset + i] = __ldg(line + left + i);
+        }
+        if (head + tail > 0) fence_bulk_copies();
     };
     // Completes the rows of a stage beyond their ends.
     const auto patch = [&](int stage) {
@@ -168,6 +178,7 @@ box_sweep(const Sample* __restrict__ in, Sample* __restrict__ out, const unsigne
                                                                : samples[from];
             }
         }
+        fence_bulk_copies();
     };
     const auto read = [&](unsigned(&word)[WORDS], int stage, int k) {
         const int skew = staged.skew[stage][k];
@@ -210,12 +221,15 @@ box_sweep(const Sample* __restrict__ in, Sample* __restrict__ out, const unsigne
         wait_for_copies();
         __syncthreads();
     };
-    const auto window = [&](int i) {
-        const unsigned* from = before + thread + i * THREADS;
-        return from[sweep.taps_x * CHANNELS] - from[0];
-    };
+    // Samples past the strip's end give windows that are not used.
+    const unsigned* windows = before + thread;
+    const int reach = sweep.taps_x * CHANNELS;
+    const auto window = [&](int i) { return windows[i * THREADS + reach] - windows[i * THREADS]; };
 
     // The sums of the first window.
+    if (thread < 2) init_arrival(&arrivals[thread], 2);
+    fence_bulk_copies();
+    __syncthreads();
     if (height > 1) ask(1);
     for (int i = thread; i < SPAN; i += THREADS) {
         unsigned sum = 0;
@@ -238,8 +252,8 @@ box_sweep(const Sample* __restrict__ in, Sample* __restrict__ out, const unsigne
         before[i] = sum;
     }
     __syncthreads();
-    int mean[EACH];
-    unsigned rest[EACH];  // and extra * samples
+    unsigned mean[EACH / 2];  // pairs of them, of signed samples plus 32768
+    unsigned rest[EACH];      // and extra * samples
     {
         unsigned column[EACH];
 #pragma unroll
@@ -255,7 +269,7 @@ box_sweep(const Sample* __restrict__ in, Sample* __restrict__ out, const unsigne
             spread(own, run);
 #pragma unroll
             for (int i = 0; i < EACH; ++i) {
-                if (thread + i * THREADS >= wanted) break;
+                if (i * THREADS >= wanted) break;
                 if (limb == 0) {
                     rest[i] = window(i);
                 } else {
@@ -264,20 +278,27 @@ box_sweep(const Sample* __restrict__ in, Sample* __restrict__ out, const unsigne
                     const unsigned whole = static_cast<unsigned>(sum / sweep.samples);
                     rest[i] = static_cast<unsigned>(sum - static_cast<unsigned long long>(whole) * sweep.samples) +
                               sweep.extra * sweep.samples;
-                    mean[i] = static_cast<int>(whole) - (same<Sample, short> ? 32768 : 0);
+                    mean[i / 2] = i % 2 == 0 ? whole : mean[i / 2] + (whole << 16);
                 }
             }
         }
     }
     Sample* target = out + (plane * sweep.out_rows + static_cast<long long>(band) * sweep.band_rows) * out_samples + x + thread;
+    const int outputs = wanted - thread;  // of the thread: those at multiples of THREADS below this
+    const auto store = [&](int i) {
+        const unsigned pair = same<Sample, short> ? mean[i / 2] ^ 0x80008000u : mean[i / 2];
+        if (i * THREADS < outputs) target[i * THREADS] = static_cast<Sample>(pair);
+        if ((i + 1) * THREADS < outputs) target[(i + 1) * THREADS] = static_cast<Sample>(pair >> 16);
+    };
 #pragma unroll
-    for (int i = 0; i < EACH; ++i)
-        if (thread + i * THREADS < wanted) target[i * THREADS] = static_cast<Sample>(mean[i]);
+    for (int i = 0; i < EACH; i += 2) store(i);
 
     const bool at_edge = low > 0 || high < span;
+    const unsigned back = sweep.extra * sweep.samples, both = sweep.extra * 0x10001u;
 #pragma unroll 1
     for (int step = 1; step < height; ++step) {
         const int stage = step % 2;
+        wait_for_arrival(shared_address(&arrivals[stage]), (step - 1) / 2);
         if (step + 1 < height) ask(step + 1);
         if (at_edge) {
             patch(stage);
@@ -290,21 +311,28 @@ box_sweep(const Sample* __restrict__ in, Sample* __restrict__ out, const unsigne
             read(leaving, stage, 1);
 #pragma unroll
             for (int j = 0; j < EACH; ++j) {
+                const int word = j * BYTES / 4;
+                const bool upper = j * BYTES % 4 >= 2;
+                const unsigned pair = __byte_perm(entering[word], leaving[word],
+                                                  BYTES == 1 ? (upper ? 0x7362 : 0x5140) : (upper ? 0x7632 : 0x5410));
                 own[j] = run[j % CHANNELS];
-                run[j % CHANNELS] += sample_of<Sample>(entering, j) - sample_of<Sample>(leaving, j);
+                run[j % CHANNELS] = dot<Sample>(pair, BYTES == 1 && j % 2 ? 0xFF010000u : 0xFF01u, run[j % CHANNELS]);
             }
         }
         spread(own, run);
         target += out_samples;
-        const unsigned back = sweep.extra * sweep.samples;
 #pragma unroll
-        for (int i = 0; i < EACH; ++i) {
-            if (thread + i * THREADS < wanted) {
-                const unsigned u = rest[i] + window(i), quotient = __umulhi(u, sweep.multiplier) >> sweep.shift;
-                rest[i] = u - quotient * sweep.samples + back;
-                mean[i] += static_cast<int>(quotient) - sweep.extra;
-                target[i * THREADS] = static_cast<Sample>(mean[i]);
+        for (int i = 0; i < EACH; i += 2) {
+            if (i * THREADS >= wanted) break;
+            unsigned quotient[2];
+#pragma unroll
+            for (int k = 0; k < 2; ++k) {
+                const unsigned u = rest[i + k] + window(i + k);
+                quotient[k] = __umulhi(u, sweep.multiplier) >> sweep.shift;
+                rest[i + k] = u - quotient[k] * sweep.samples + back;
             }
+            mean[i / 2] += quotient[0] + (quotient[1] << 16) - both;
+            store(i);
         }
     }
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,8 @@ from kernels.smoothing.window import Window
 
 THREADS = (640, 256)  # of a block of box_sweep, as its shared memory allows
 EACH, START_EACH, START_THREADS = 24, 8, 256
-STATIC_BYTES = 1024
+STATIC_BYTES = 2048
+START_ROWS = 12  # whose work the start of a block equals
 C_TYPES = {"uint8": "unsigned char", "uint16": "unsigned short", "int16": "short"}
 ENTRIES = (
     *(f"box_starts<{c}>" for c in C_TYPES.values()),
@@ -48,9 +50,7 @@ def applies(shape: tuple[int, ...], dtype: np.dtype[Any], windows: Sequence[Wind
         return False
     if max(view.columns * view.channels, view.rows) + max(window.taps for window in windows) > MAX_LENGTH:
         return False
-    threads = _threads(dtype.itemsize)
-    taps_x = 1 if view.across is None else view.across.taps
-    if threads is None or taps_x * view.channels > EACH * threads * 7 // 8:
+    if not _cuts(view, dtype):
         return False
     samples = math.prod(window.taps for window in windows)
     if (2 * _extra(view, dtype) + 1) * samples > 1 << 31 or (view.down and view.down.taps > 1 << 16):
@@ -63,7 +63,8 @@ def run(image: Any, windows: Sequence[Window], cval: float, out: Any, stream: An
 
     view, dtype = view_of(image.shape, windows), np.dtype(image.dtype)
     assert view is not None
-    sweep = _sweep(view, dtype, cval)
+    cut = min(_cuts(view, dtype), key=lambda cut: cut.cost)
+    sweep = _sweep(view, dtype, cval, cut)
     row_samples, row_bytes = view.columns * view.channels, view.columns * view.channels * dtype.itemsize
     vector = START_EACH * dtype.itemsize
     sweep.aligned = row_bytes % vector == 0 and image.data.ptr % VECTOR_BYTES == 0
@@ -73,30 +74,59 @@ def run(image: Any, windows: Sequence[Window], cval: float, out: Any, stream: An
     kernel("smoothing", f"box_starts<{C_TYPES[dtype.name]}>").launch(
         (blocks,), (START_THREADS,), (image, starts, sweep), stream=stream
     )
-    threads = _threads(dtype.itemsize)
-    assert threads is not None
-    kernel("smoothing", f"box_sweep<{C_TYPES[dtype.name]}, {view.channels}, {threads}>").launch(
-        (view.planes * sweep.bands * sweep.tiles,), (threads,), (image, out, starts, sweep),
-        shared_bytes=_shared_bytes(threads, dtype.itemsize), stream=stream,
+    kernel("smoothing", f"box_sweep<{C_TYPES[dtype.name]}, {view.channels}, {cut.threads}>").launch(
+        (view.planes * sweep.bands * sweep.tiles,), (cut.threads,), (image, out, starts, sweep),
+        shared_bytes=_shared_bytes(cut.threads, dtype.itemsize), stream=stream,
     )  # fmt: skip
 
 
-def _sweep(view: View, dtype: np.dtype[Any], cval: float) -> Sweep:
+@dataclass(frozen=True, kw_only=True)
+class Cut:
+    """How an image is cut into blocks of box_sweep."""
+
+    threads: int
+    tiles: int  # across a row
+    band_rows: int
+    cost: int  # what a multiprocessor does, in samples read
+
+
+def _cuts(view: View, dtype: np.dtype[Any]) -> list[Cut]:
+    """Those that are possible."""
+    taps_y, taps_x = (1 if window is None else window.taps for window in (view.down, view.across))
+    out_rows, out_columns = _output(view)
+    found = []
+    for threads in THREADS:
+        at_once = min((shared_bytes_a_block() + 1024) // (_shared_bytes(threads, dtype.itemsize) + STATIC_BYTES), 2)
+        most = EACH * threads // view.channels - taps_x  # pixels of a row that a block writes
+        if threads > 320:
+            at_once = min(at_once, 1)
+        if at_once == 0 or most < taps_x // 8 + 1:
+            continue
+        tiles = -(-out_columns // most)
+        bands = max(at_once * multiprocessors() // (view.planes * tiles), 1)
+        band_rows = -(-out_rows // min(bands, out_rows))
+        # As high as the window or a whole part of it, if that is not much higher.
+        if taps_y >= band_rows:
+            band_rows = taps_y // (taps_y // band_rows)
+        blocks = view.planes * tiles * -(-out_rows // band_rows)
+        cost = -(-blocks // (at_once * multiprocessors())) * at_once * threads * (band_rows + START_ROWS)
+        found.append(Cut(threads=threads, tiles=tiles, band_rows=band_rows, cost=cost))
+    return found
+
+
+def _output(view: View) -> tuple[int, int]:
+    """Rows and columns of a plane of the result."""
+    out_rows = view.rows if view.down is None else view.down.output_length(view.rows)
+    return out_rows, view.columns if view.across is None else view.across.output_length(view.columns)
+
+
+def _sweep(view: View, dtype: np.dtype[Any], cval: float, cut: Cut) -> Sweep:
     down, across = view.down, view.across
     before_y, taps_y, mode_y = (0, 1, "reflect") if down is None else (down.before, down.taps, down.mode)
     before_x, taps_x, mode_x = (0, 1, "reflect") if across is None else (across.before, across.taps, across.mode)
-    out_rows = view.rows if down is None else down.output_length(view.rows)
-    out_columns = view.columns if across is None else across.output_length(view.columns)
-    samples, threads = taps_y * taps_x, _threads(dtype.itemsize)
-    assert threads is not None
-    most = EACH * threads // view.channels - taps_x  # pixels
-    tiles = -(-out_columns // most)
+    out_rows, out_columns = _output(view)
+    samples, tiles, band_rows = taps_y * taps_x, cut.tiles, cut.band_rows
     outputs = -(-out_columns // tiles)
-    bands = max(multiprocessors() // (view.planes * tiles), 1)
-    band_rows = -(-out_rows // min(bands, out_rows))
-    # As high as the window or a whole part of it, if that is not much higher.
-    if taps_y >= band_rows:
-        band_rows = taps_y // (taps_y // band_rows)
     start_rows = min(band_rows, taps_y)
     shift = samples.bit_length() - 1 - (samples & samples - 1 == 0)
     return Sweep(
@@ -113,11 +143,6 @@ def _sweep(view: View, dtype: np.dtype[Any], cval: float) -> Sweep:
 def _extra(view: View, dtype: np.dtype[Any]) -> int:
     """The least whole number of means that a window may lose from one row to the next."""
     return int(-(-np.iinfo(f"uint{8 * dtype.itemsize}").max // (1 if view.down is None else view.down.taps)))
-
-
-def _threads(itemsize: int) -> int | None:
-    most = shared_bytes_a_block() - STATIC_BYTES
-    return next((threads for threads in THREADS if _shared_bytes(threads, itemsize) <= most), None)
 
 
 def _shared_bytes(threads: int, itemsize: int) -> int:
