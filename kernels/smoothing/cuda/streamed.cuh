@@ -11,12 +11,13 @@ constexpr int MAX_LEVELS = 10;
 // ring in shared memory, and adds to them those of m rows before:
 //   load the next rows -> each level: store -> barrier -> read -> add -> ... -> results
 // Each sample is loaded once, and each level takes one store and one load of shared memory.
+constexpr int BATCH = 8;
 
 // Slots of a level's ring: `delay` rows, a step's, and a copy of the first batch so that reading a batch never wraps.
-template <int BATCH, int GROUP>
+template <int GROUP>
 __device__ inline int ring_slots(int delay) { return (delay + BATCH - 1) / BATCH * BATCH + GROUP; }
 
-template <int BATCH, typename Real>
+template <typename Real>
 __device__ inline void load_batch(Real (&rows)[BATCH], const Real* column, long long position, const Axis& axis,
                                   Real fill) {
     if (position >= 0 && position + BATCH <= axis.length) {
@@ -32,7 +33,7 @@ __device__ inline void load_batch(Real (&rows)[BATCH], const Real* column, long 
     }
 }
 
-template <typename Real, int BATCH, int WARPS>
+template <typename Real, int WARPS>
 __global__ void __launch_bounds__(32 * WARPS, 24 / WARPS)
 box_columns(const Real* __restrict__ in, Real* __restrict__ out, Axis axis, Real fill, Real scale,
             long long band_rows) {
@@ -53,19 +54,19 @@ box_columns(const Real* __restrict__ in, Real* __restrict__ out, Axis axis, Real
 #pragma unroll
     for (int level = 0; level < MAX_LEVELS; ++level) written[level] = warp * BATCH;
     Real next[BATCH];
-    load_batch<BATCH>(next, source, first, axis, fill);
+    load_batch(next, source, first, axis, fill);
 #pragma unroll 1
     for (int row = 0; row < entering; row += GROUP) {
         Real sample[BATCH], sum[BATCH];  // sum[i]: of the level's window that ends at row + i
 #pragma unroll
         for (int i = 0; i < BATCH; ++i) sum[i] = sample[i] = next[i];
-        if (row + GROUP + warp * BATCH < entering) load_batch<BATCH>(next, source, first + row + GROUP, axis, fill);
+        if (row + GROUP + warp * BATCH < entering) load_batch(next, source, first + row + GROUP, axis, fill);
         Real* ring = reinterpret_cast<Real*>(shared) + lane;
 #pragma unroll
         for (int level = 0; level < MAX_LEVELS; ++level) {
             if (level >= levels) break;
             const bool odd = axis.taps >> (levels - level - 1) & 1;
-            const int delay = (axis.taps >> (levels - level)) + odd, slots = ring_slots<BATCH, GROUP>(delay), to = written[level];
+            const int delay = (axis.taps >> (levels - level)) + odd, slots = ring_slots<GROUP>(delay), to = written[level];
 #pragma unroll
             for (int i = 0; i < BATCH; ++i) ring[(to + i) * 32] = sum[i];
             if (to == 0) {

@@ -18,7 +18,7 @@ ROW_SAMPLES = {"float32": (8, 12, 16), "float64": (4, 6, 8)}
 BATCH = 8  # rows of a warp in a step of box_columns
 COLUMN_WARPS = (8, 4)  # of a block, as its shared memory allows
 ENTRIES = (
-    *(f"box_columns<{real}, {BATCH}, {warps}>" for real in REALS.values() for warps in COLUMN_WARPS),
+    *(f"box_columns<{real}, {warps}>" for real in REALS.values() for warps in COLUMN_WARPS),
     *(f"box_rows<{real}, {samples}>" for name, real in REALS.items() for samples in ROW_SAMPLES[name]),
 )
 MIN_COLUMNS = 32  # neighbouring columns that a warp needs for whole loads
@@ -67,7 +67,7 @@ def launch(axis: Any, source: Any, target: Any, fill: Any, scale: Any, stream: A
     rows = min(-(-axis.out_length // bands), MAX_BAND_ROWS)
     blocks = tiles * -(-axis.out_length // rows)
     args = (source, target, axis, fill, scale, ctypes.c_longlong(rows))
-    kernel("smoothing", f"box_columns<{real}, {BATCH}, {warps}>").launch(
+    kernel("smoothing", f"box_columns<{real}, {warps}>").launch(
         (blocks,), (32 * warps,), args, shared_bytes=shared, stream=stream
     )
 
