@@ -2,9 +2,9 @@
 #pragma once
 
 #include "async_copy.cuh"
-#include "bulk_copy.cuh"
 #include "block_scan.cuh"
 #include "borders.cuh"
+#include "bulk_copy.cuh"
 #include "samples.cuh"
 #include "cuda/running.cuh"
 
