@@ -382,7 +382,7 @@ def _for_writing(metadata: Mapping[str, Any], stages: Sequence[Stage], dtype: np
 
 
 def ome_metadata(
-    path: Path,
+    name: str,
     axes: Sequence[Mapping[str, str]],
     *transformations: Sequence[Mapping[str, Any]],
     method: str | None = None,
@@ -394,7 +394,7 @@ def ome_metadata(
     levels = [
         {"path": str(level), "coordinateTransformations": list(each)} for level, each in enumerate(transformations)
     ]
-    image: dict[str, Any] = {"name": path.stem, "axes": list(axes), "datasets": levels}
+    image: dict[str, Any] = {"name": name, "axes": list(axes), "datasets": levels}
     return {"version": "0.5", "multiscales": [image if method is None else image | {"type": method}]}
 
 
