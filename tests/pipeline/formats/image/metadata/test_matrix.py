@@ -26,6 +26,7 @@ from rasterio.transform import from_origin
 
 from pipeline.formats import image as images
 from pipeline.formats.image.base import Region
+from pipeline.formats.image.metadata import imagej
 from pipeline.workloads.common.crop import RegionParameters
 from tests.images import read_image
 
@@ -496,6 +497,40 @@ def test_a_part_has_the_ome_xml_of_its_channels_and_planes(tmp_path: Path) -> No
     assert made.structured_annotations == whole.structured_annotations
     assert copied(tmp_path / "a.ome.tif", tmp_path / "c.ome.tif") is None
     assert ome_types.from_tiff(tmp_path / "c.ome.tif").rois == whole.rois
+
+
+def test_a_part_of_an_imagej_stack_has_its_labels_and_display_ranges(tmp_path: Path) -> None:
+    labels = [f"t{t} z{z} c{c}" for t in range(2) for z in range(5) for c in range(3)]  # in ImageJ's order
+    known = {"Labels": labels, "Ranges": [end for ends in RANGES for end in ends], **IMAGEJ_MARKS}
+    pages = samples_of("TCZYX").transpose(0, 2, 1, 3, 4)
+    tifffile.imwrite(tmp_path / "a.tif", pages, imagej=True, metadata={"axes": "TZCYX", **known})
+    assert copied(tmp_path / "a.tif", tmp_path / "b.tif", "C=0:3:2,Z=1:3,T=1:2") is None
+    with tifffile.TiffFile(tmp_path / "b.tif") as file:
+        said = file.imagej_metadata
+    assert said["Labels"] == [f"t1 z{z} c{c}" for z in (1, 2) for c in (0, 2)]
+    assert said["Ranges"] == (*RANGES[0], *RANGES[2])
+    assert (said["min"], said["max"], said["Properties"]) == (*RANGES[0], IMAGEJ_MARKS["Properties"])
+    assert not {"ROI", "Overlays"} & said.keys()  # they are at places in the whole image
+    assert "labels of planes" in str(copied(tmp_path / "a.tif", tmp_path / "c.zarr"))
+
+
+@pytest.mark.parametrize("source", ["a.tif", "a.zarr"])
+def test_a_derivative_is_not_shown_as_its_input(tmp_path: Path, source: str) -> None:
+    by_imagej(tmp_path / "a.tif", "CYX")
+    copied(tmp_path / "a.tif", tmp_path / "a.zarr")
+    with images.open_image(tmp_path / source) as reader:
+        header = reader.header.of_other_values(np.dtype(np.float32))
+    assert header.dtype == np.float32
+    assert "display" not in str(images.not_kept(header, tmp_path / "b.npy"))
+    images.create_image(tmp_path / "b.zarr", header).publish()
+    shown = zarr.open_group(str(tmp_path / "b.zarr"), mode="r").attrs["ome"]["omero"]["channels"]
+    assert [each["window"] for each in shown] == [{"min": 0, "max": 1, "start": 0, "end": 1}] * 3
+    assert [each["label"] for each in shown] == list(NAMES)
+
+
+@pytest.mark.parametrize("said", ["min=5\nmax=5\n", "min=nan\nmax=3\n", "min=low\nmax=3\n", "max=3\n"])
+def test_a_display_range_that_shows_nothing_is_left_out(said: str) -> None:
+    assert imagej.display_range(f"ImageJ=1.54\n{said}") == ()
 
 
 def test_ome_xml_of_an_older_schema_is_rewritten_and_the_loss_named(tmp_path: Path) -> None:
