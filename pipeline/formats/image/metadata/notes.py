@@ -16,7 +16,8 @@ import numpy as np
 
 from pipeline.formats.image.metadata import imagej, ome_xml
 
-ASCII = 2
+BYTE, ASCII = 1, 2
+XMP = 700
 # TIFF's text tags that stay true of a filtered image, so a TIFF result keeps them.
 TAGS = {269: "DocumentName", 271: "Make", 272: "Model", 315: "Artist", 316: "HostComputer", 33432: "Copyright"}
 _TIFF_DATE = re.compile(r"(\d{4}):(\d\d):(\d\d) ")
@@ -37,6 +38,7 @@ class Notes:
     description : free text; empty if there is none
     acquired    : when the image was taken, as a TIFF's DateTime or OME-XML's AcquisitionDate states it
     tags        : the values of `TAGS` that a TIFF has, by tag
+    xmp         : Adobe's XML of what cameras and editors noted, as it is
     ome         : the OME-XML of the image, if it states more than other fields hold
     display     : the values shown black and white, for each channel; empty if they are not stated
     labels      : of each plane, in the order of the axes T, C and Z; empty if there are none
@@ -49,6 +51,7 @@ class Notes:
     description: str = ""
     acquired: datetime | None = None
     tags: Mapping[int, bytes] = field(default_factory=dict)
+    xmp: bytes = b""
     ome: str = ""
     display: tuple[tuple[float, float], ...] = ()
     labels: tuple[str, ...] = ()
@@ -67,6 +70,7 @@ class Notes:
             "description": "description" if self.description else "",
             "acquired": "" if self.acquired is None else "acquisition date",
             **{TAGS[tag]: TAGS[tag] for tag in sorted(self.tags)},
+            "xmp": "XMP" if self.xmp else "",
             "display": "display settings" if self.display else "",
             "labels": "labels of planes" if self.labels else "",
             "imagej": f"{', '.join(self.imagej)} of ImageJ" if self.imagej else "",
@@ -92,8 +96,9 @@ class Notes:
         )
 
     def fields(self) -> dict[int, tuple[int, int, bytes]]:
-        """The tags of text: field type, count and bytes by tag."""
-        return {tag: (ASCII, len(data), data) for tag, data in self.tags.items()}
+        """The tags of text and XMP: field type, count and bytes by tag."""
+        found = {tag: (ASCII, len(data), data) for tag, data in self.tags.items()}
+        return found | ({XMP: (BYTE, len(self.xmp), self.xmp)} if self.xmp else {})
 
 
 def text_of(data: bytes) -> str:

@@ -12,10 +12,11 @@ from email.utils import parsedate_to_datetime
 
 from pipeline.formats.image.metadata.notes import Notes, PngText, date_of, text_of
 
-KEPT = {"name", "description", "acquired", "png", "Artist", "Copyright"}  # of `Notes.facts`
+KEPT = {"name", "description", "acquired", "png", "xmp", "Artist", "Copyright"}  # of `Notes.facts`
 KINDS = (b"tEXt", b"zTXt", b"iTXt")
 _TITLE, _DESCRIPTION, _COMMENT, _DATE = "Title", "Description", "Comment", "Creation Time"
 _TAGS = {"Author": 315, "Copyright": 33432}
+_XMP = "XML:com.adobe.xmp"
 _SOFTWARE = "Software"  # is true of the input alone
 _LONGEST_BYTES = 4 << 20  # of a text, decompressed
 
@@ -30,12 +31,13 @@ def read(chunks: Sequence[tuple[bytes, bytes]]) -> Notes:
             texts.setdefault(keyword, text)
     description = _DESCRIPTION if _DESCRIPTION in texts else _COMMENT
     acquired = date_of(texts.get(_DATE, "")) or _date_of_mail(texts.get(_DATE, ""))
-    held = {_TITLE, description, *_TAGS} | ({_DATE} if acquired is not None else set())
+    held = {_TITLE, description, _XMP, *_TAGS} | ({_DATE} if acquired is not None else set())
     return Notes(
         name=texts.get(_TITLE, ""),
         description=texts.get(description, ""),
         acquired=acquired,
         tags={tag: texts[keyword].encode() + b"\0" for keyword, tag in _TAGS.items() if texts.get(keyword)},
+        xmp=texts.get(_XMP, "").encode(),
         png=tuple(found),
         png_alone=tuple(dict.fromkeys(each.keyword for each in found if each.keyword not in held)),
     )
@@ -47,15 +49,15 @@ def written(notes: Notes) -> list[tuple[bytes, bytes]]:
         return [(each.kind, each.data) for each in notes.png]
     texts = {_TITLE: notes.name, _DESCRIPTION: notes.description}
     texts |= {keyword: text_of(notes.tags[tag]) for keyword, tag in _TAGS.items() if tag in notes.tags}
+    texts |= {_XMP: text_of(notes.xmp)}
     texts |= {} if notes.acquired is None else {_DATE: notes.acquired.isoformat()}
     return [_chunk(keyword, text.replace("\0", "")) for keyword, text in texts.items() if text]
 
 
 def _chunk(keyword: str, text: str) -> tuple[bytes, bytes]:
-    try:
-        return b"tEXt", keyword.encode() + b"\0" + text.encode("latin-1")
-    except UnicodeEncodeError:
-        return b"iTXt", keyword.encode() + b"\0\0\0\0\0" + text.encode()
+    if keyword != _XMP and text.isascii():
+        return b"tEXt", keyword.encode() + b"\0" + text.encode()
+    return b"iTXt", keyword.encode() + b"\0\0\0\0\0" + text.encode()
 
 
 def _text(kind: bytes, data: bytes) -> str | None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from pipeline.errors import InputError
 from pipeline.formats.image.metadata import Calibration, geotiff, imagej, ome_xml, resolution
 from pipeline.formats.image.metadata.notes import ASCII, TAGS, Notes, date_of, text_of
 from pipeline.formats.image.tiff.ifd import Directory, Tag
@@ -21,7 +23,11 @@ def described(stack: Stack) -> tuple[dict[str, Any], Calibration, Notes]:
     """The metadata, the calibration and the notes of its `ImageHeader`."""
     directory, text = stack.first, stack.first.text(Tag.IMAGE_DESCRIPTION)
     found = {tag: value for tag in TAGS if (value := directory.raw(Tag(tag))) is not None}
+    xmp = b""
+    with suppress(InputError):  # a damaged one does not matter
+        xmp = directory.blob(Tag.XMP)
     notes = Notes(
+        xmp=xmp,
         description=stack.free_text,
         acquired=date_of(text_of(directory.blob(Tag.DATE_TIME))),
         tags={tag: data for tag, (kind, data) in found.items() if kind == ASCII and data.strip(b"\0 ")},

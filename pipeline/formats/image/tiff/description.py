@@ -141,7 +141,7 @@ def resolution_tags(header: ImageHeader, path: Path) -> tuple[tuple[int, int], t
 
 def kept_facts(header: ImageHeader, path: Path) -> set[str]:
     """Which known facts the file states, as `ImageFormat.keeps`."""
-    found = {"place", "nodata", "description", "acquired", "profile", "orientation", *TAGS.values()}
+    found = {"place", "nodata", "description", "acquired", "profile", "orientation", "xmp", *TAGS.values()}
     if is_ome(header, path):
         found.add("name")
         current = header.notes.ome and ome_xml.is_current(header.notes.ome)

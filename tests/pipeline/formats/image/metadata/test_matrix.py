@@ -63,6 +63,7 @@ PNG_TEXTS = {
 IMAGEJ_MARKS = {"ROI": b"Iout selection", "Overlays": [b"Iout one", b"Iout two"], "Properties": {"stain": "H&E"}}
 RANGES = ((10.0, 900.5), (0.0, 40_000.0), (7.0, 8.0))
 TITLE = "Leaf 7"
+XMP = "<x:xmpmeta xmlns:x='adobe:ns:meta/'><!-- 63× --></x:xmpmeta>".encode()
 
 Fields = dict[str, Any]
 Told = tuple[np.ndarray, Fields]  # the samples in the order T, C, Z, Y, X, S of the axes, and the fields
@@ -183,6 +184,7 @@ def by_plain_tiff(path: Path, axes: str) -> Fields:
     with tifffile.TiffWriter(path) as file:
         for n, plane in enumerate(samples_of(axes) if "Z" in axes else [samples_of(axes)]):
             extra: list[Any] = [(tag, 2, 0, text, True) for tag, text in TAGS.items()] if n == 0 else []
+            extra += [(700, 1, len(XMP), XMP, True)] if n == 0 else []
             file.write(
                 plane, photometric="rgb" if "S" in axes else "minisblack", metadata=None, contiguous=False,
                 resolution=(300, 150), resolutionunit="INCH", iccprofile=PROFILE, datetime=DATE,
@@ -190,7 +192,7 @@ def by_plain_tiff(path: Path, axes: str) -> Fields:
             )  # fmt: skip
     return {
         "pixel size": [0.0254 / 150, 0.0254 / 300], "description": TEXT, "acquisition date": DATE,
-        "Artist, Copyright": TAGS, "colour profile": PROFILE, "orientation": 3,
+        "Artist, Copyright": TAGS, "colour profile": PROFILE, "orientation": 3, "XMP": XMP,
     }  # fmt: skip
 
 
@@ -270,6 +272,7 @@ def told_by_tiff(path: Path, source: str, axes: str) -> Told:
         fields["acquisition date"] = datetime.strptime(tags[306], "%Y:%m:%d %H:%M:%S")
     fields |= {"Artist, Copyright": {tag: tags[tag] for tag in TAGS if tag in tags}} if TAGS.keys() & tags else {}
     fields |= {"colour profile": tags[34675]} if 34675 in tags else {}
+    fields |= {"XMP": tags[700]} if 700 in tags else {}
     fields |= {"orientation": tags[274]} if tags.get(274, 1) != 1 else {}
     if 34735 in tags:
         with rasterio.open(path) as raster:
@@ -389,13 +392,14 @@ def told_by_pillow(path: Path, source: str, axes: str) -> Told:
             stated = texts["Creation Time"]
             is_iso = "T" in stated[1:]
             fields["acquisition date"] = datetime.fromisoformat(stated) if is_iso else parsedate_to_datetime(stated)
+        fields |= {"XMP": texts["XML:com.adobe.xmp"].encode()} if "XML:com.adobe.xmp" in texts else {}
         if "Comment" in texts:
             fields["Comment, Warning of the PNG"] = texts["Comment"], texts["Warning"]
         return np.array(file), fields
 
 
 _OF_TIFF = {"Artist, Copyright", "georeference", "nodata value", "orientation", OME, MARKS, "labels of planes"}
-_TEXTS = {"description", "acquisition date", "colour profile", "Comment, Warning of the PNG"}
+_TEXTS = {"XMP", "description", "acquisition date", "colour profile", "Comment, Warning of the PNG"}
 OUTPUTS: dict[str, tuple[Any, set[str]]] = {
     "out.ome.tif": (told_by_tiff, {"position", "display settings", MARKS, "labels of planes",
                                    "Comment, Warning of the PNG"}),
