@@ -27,6 +27,7 @@ _WINDOW_BYTES = 1024  # an IFD and the small values behind it, usually in one re
 
 
 _TITLES = {
+    "XMP": "XMP",
     "SUB_IFDS": "SubIFDs",
     "ICC_PROFILE": "ICCProfile",
     "JPEG_TABLES": "JPEGTables",
