@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -139,6 +139,12 @@ class ImageHeader:
     calibration: Calibration = field(default_factory=Calibration)
     notes: Notes = field(default_factory=Notes)
     levels: int = 1
+
+    def of_other_values(self, dtype: np.dtype[Any]) -> ImageHeader:
+        """The header of values of another meaning, as of a derivative: without what the input says of its values."""
+        metadata = {key: value for key, value in self.metadata.items() if key not in ("tuple_type", "omero")}
+        notes = replace(self.notes, display=())
+        return replace(self, dtype=dtype, maxval=None, metadata=metadata, notes=notes)
 
     @property
     def nbytes(self) -> int:

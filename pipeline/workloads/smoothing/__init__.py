@@ -72,10 +72,8 @@ class SmoothingJob:
             self._reader = self.parameters.part(self._reader, spec.input)
             self.header = replace(self._reader.header, dtype=self._stored)
             if any(self.parameters.order or ()) and self._stored.kind != "f":
-                # What PNM says of the input's values does not hold for those of a derivative.
-                metadata = {key: value for key, value in self.header.metadata.items() if key != "tuple_type"}
                 dtype = np.dtype(np.float64 if self._within == np.float64 else np.float32)
-                self.header = replace(self.header, dtype=dtype, maxval=None, metadata=metadata)
+                self.header = self.header.of_other_values(dtype)
             refusal = output_format.refusal(self.header, spec.output)
             if refusal is not None:
                 raise OutputError(refusal)

@@ -32,6 +32,7 @@ from pipeline.formats.image.base import (
     blocks_along,
     require_fit,
 )
+from pipeline.formats.image.metadata.notes import Notes
 from pipeline.formats.image.zarr.chunk_files import ChunkFiles
 from pipeline.formats.image.zarr.chunk_objects import ChunkObjects
 from pipeline.formats.image.zarr.layout import Layout, find_array
@@ -79,6 +80,7 @@ class ZarrReader(ImageReader):
             metadata=self._layout.metadata | ({"compression": "other"} if is_compressed else {}),
             calibration=self._layout.calibration,
             levels=self._layout.levels,
+            notes=Notes(name=self._layout.name),
         )
         self.block_shape = tuple(min(c, n) for c, n in zip(self._layout.shape(self._chunk), shape, strict=True))
         across = math.prod(
