@@ -5,21 +5,42 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 MOST_GRAPHS = 16
 PER_THREAD_STREAM = 2  # CUDA's handle, the same for a different stream in each thread
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Space:
-    """Temporary arrays of one stream's graphs, which follow one another and so share them; and where they are captured:
-    the default stream cannot be."""
+class CaptureSpace:
+    """Where graphs that follow one another are captured: their temporary arrays share a pool of its own.
 
-    pool: Any
-    kept: list[Any]  # its memory: a pool that runs out gives back what no array uses, and graphs still do
-    aside: Any
+    A pool that runs out of memory gives back what no array uses, and graphs still do, so everything is kept.
+    """
+
+    def __init__(self) -> None:
+        import cupy
+
+        kept: list[Any] = []
+
+        def allocate(size: int) -> Any:
+            kept.append(cupy.cuda.MemoryPointer(cupy.cuda.Memory(size), 0))
+            return kept[-1]
+
+        self._kept = kept
+        self.pool = cupy.cuda.MemoryPool(allocate)
+        self._aside = cupy.cuda.Stream(non_blocking=True)  # the default stream cannot be captured
+
+    def captured(self, run: Callable[[Any], None]) -> Any:
+        """A graph of what run(stream) launches, which takes temporary arrays from CuPy's current pool."""
+        import cupy
+
+        with cupy.cuda.using_allocator(self.pool.malloc), self._aside:
+            self._aside.begin_capture()
+            try:
+                run(self._aside)
+            finally:
+                graph = self._aside.end_capture()
+        return graph
 
 
 class RepeatedCalls:
@@ -31,7 +52,7 @@ class RepeatedCalls:
     def __init__(self, most: int = MOST_GRAPHS) -> None:
         self._most = most
         self._graphs: OrderedDict[tuple[Any, ...], Any] = OrderedDict()  # None: seen once
-        self._spaces: dict[int, _Space] = {}
+        self._spaces: dict[int, CaptureSpace] = {}
         self._lock = threading.Lock()
 
     def __call__(self, key: tuple[Any, ...], stream: Any, run: Callable[[Any], None]) -> None:
@@ -61,22 +82,6 @@ class RepeatedCalls:
                     self._spaces.pop(oldest, None)
 
     def _captured(self, handle: int, run: Callable[[Any], None]) -> Any:
-        import cupy
-
         if handle not in self._spaces:
-            kept: list[Any] = []
-
-            def allocate(size: int) -> Any:
-                kept.append(cupy.cuda.MemoryPointer(cupy.cuda.Memory(size), 0))
-                return kept[-1]
-
-            pool, aside = cupy.cuda.MemoryPool(allocate), cupy.cuda.Stream(non_blocking=True)
-            self._spaces[handle] = _Space(pool=pool, kept=kept, aside=aside)
-        space = self._spaces[handle]
-        with cupy.cuda.using_allocator(space.pool.malloc), space.aside:
-            space.aside.begin_capture()
-            try:
-                run(space.aside)
-            finally:
-                graph = space.aside.end_capture()
-        return graph
+            self._spaces[handle] = CaptureSpace()
+        return self._spaces[handle].captured(run)

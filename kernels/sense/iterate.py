@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from kernels.runtime.repeated import CaptureSpace
 from kernels.runtime.threads import check_wanted
 from kernels.sense.arrays import namespace
 from kernels.sense.conjugate_gradient import unchanged
@@ -121,35 +122,24 @@ def _rows(xp: Any, count: int, length: int) -> NDArray[np.float64]:
 class Captured:
     """A step on the current stream: plain the first time, which loads kernels and makes plans, then as a CUDA graph.
 
-    Its temporary arrays come from a pool of its own, since the graph uses their memory again in each launch.
+    Its temporary arrays come from a space of its own, since the graph uses their memory again in each launch.
     """
 
     def __init__(self, step: Callable[[], None]) -> None:
         self._step = step
+        self._space: CaptureSpace | None = None
         self._graph: Any = None
-        self._pool: Any = None
 
     def __call__(self) -> None:
-        import sys
+        import cupy
 
-        cupy = sys.modules["cupy"]
-        if self._graph is not None:
-            self._graph.launch(cupy.cuda.get_current_stream())
-            return
-        first = self._pool is None
-        if first:
-            self._pool = cupy.cuda.MemoryPool()
-        with cupy.cuda.using_allocator(self._pool.malloc):
-            if first:
+        here = cupy.cuda.get_current_stream()
+        if self._space is None:
+            self._space = CaptureSpace()
+            with cupy.cuda.using_allocator(self._space.pool.malloc):
                 self._step()
-                return
-            here = cupy.cuda.get_current_stream()
-            aside = cupy.cuda.Stream(non_blocking=True)  # the default stream cannot be captured
+            return
+        if self._graph is None:
             here.synchronize()
-            with aside:
-                aside.begin_capture()
-                try:
-                    self._step()
-                finally:
-                    self._graph = aside.end_capture()
+            self._graph = self._space.captured(lambda _stream: self._step())
         self._graph.launch(here)

@@ -266,6 +266,21 @@ class Lines:
         return LOGARITHMS.get(self.struct.padded[axis], 0), self.twiddles(axis)
 
 
+def combined(images: Any, maps: Any, out: Any) -> Any:
+    """Σ_c conj(map_c) image_c of [coils, *shape], complex64: a new array, or added to `out` unless that is None."""
+    import cupy
+
+    with on_stream(images) as stream:
+        images, maps = cupy.ascontiguousarray(images), cupy.ascontiguousarray(maps)
+        first = ctypes.c_bool(out is None)
+        out = cupy.empty(images.shape[1:], images.dtype) if out is None else out
+        shape = at_front(images.shape[1:])
+        struct = DoubledStruct(size=shape, image=shape, coils=len(images))
+        blocks, threads = rows_grid(shape[2], shape[0] * shape[1])
+        launch("combine_coils", blocks, threads, images, maps, out, first, struct, stream=stream)
+    return out
+
+
 VARIANTS: Mapping[str, Variant] = MappingProxyType(
     {
         "convolve": Variant(
