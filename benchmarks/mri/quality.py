@@ -1,7 +1,8 @@
 """Regularised images from a part of a scan's readouts, against BART's: errors at each one's best strength.
 
 The reference is CG-SENSE of all readouts; coil maps, kept readouts and number of iterations are the same for both.
-Errors are relative, after one complex factor; structural similarity is of magnitudes, windows of 1.5 pixels.
+Errors are relative, after one complex factor; structural similarity is of magnitudes, windows of 1.5 pixels, in all of the
+image and in the object, where the reference is more than a twentieth of its largest value.
 """
 
 from __future__ import annotations
@@ -139,8 +140,8 @@ def by_bart(part: Part, samples: int, folder: Path) -> Callable[[str, float], An
     return run
 
 
-def errors(image: Any, reference: Any) -> tuple[float, float]:
-    """The relative error after one complex factor, and the structural similarity."""
+def errors(image: Any, reference: Any) -> tuple[float, float, float]:
+    """The relative error after one complex factor, and the structural similarity, in all of the image and in the object."""
     image = image * (np.vdot(image, reference) / max(float(np.vdot(image, image).real), 1e-30))
     relative = float(np.linalg.norm(image - reference) / np.linalg.norm(reference))
     one, other = np.abs(image).astype(np.float64), np.abs(reference).astype(np.float64)
@@ -154,7 +155,8 @@ def errors(image: Any, reference: Any) -> tuple[float, float]:
     together = mean(one * other) - means[0] * means[1]
     first, second = (0.01 * span) ** 2, (0.03 * span) ** 2
     similar = (2 * means[0] * means[1] + first) * (2 * together + second)
-    return relative, float(np.mean(similar / ((means[0] ** 2 + means[1] ** 2 + first) * (spread + second))))
+    similar /= (means[0] ** 2 + means[1] ** 2 + first) * (spread + second)
+    return relative, float(similar.mean()), float(similar[means[1] > span / 20].mean())
 
 
 def main() -> None:
@@ -169,9 +171,9 @@ def main() -> None:
             for name in THEIRS:
                 for program, run in programs.items():
                     found = [(*errors(run(name, each), part.reference), each) for each in STRENGTHS]
-                    (error, similar, strength), similar_best = min(found), max(each[1] for each in found)
-                    row = f"{scan.name:16} {name:11} {program:9} NRMSE {error:.4f} SSIM {similar:.4f} at {strength:g}"
-                    print(f"{row}; best SSIM {similar_best:.4f}", flush=True)
+                    (error, similar, in_object, strength), best = min(found), np.max(found, axis=0)
+                    row = f"{scan.name:16} {name:11} {program:9} NRMSE {error:.4f} SSIM {similar:.4f}, {in_object:.4f}"
+                    print(f"{row} in the object at {strength:g}; best SSIM {best[1]:.4f}, {best[2]:.4f}", flush=True)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 MOST_GRAPHS = 16
@@ -14,27 +15,34 @@ PER_THREAD_STREAM = 2  # CUDA's handle, the same for a different stream in each 
 class CaptureSpace:
     """Where graphs that follow one another are captured: their temporary arrays share a pool of its own.
 
-    A pool that runs out of memory gives back what no array uses, and graphs still do, so everything is kept.
+    It takes its memory from CuPy's pool outside, so that a bound of that one holds, and keeps it: a pool that runs out
+    gives back what no array uses, and graphs still do.
     """
 
     def __init__(self) -> None:
         import cupy
 
-        kept: list[Any] = []
-
-        def allocate(size: int) -> Any:
-            kept.append(cupy.cuda.MemoryPointer(cupy.cuda.Memory(size), 0))
-            return kept[-1]
-
-        self._kept = kept
-        self.pool = cupy.cuda.MemoryPool(allocate)
+        self._kept: list[Any] = []
+        self._outside: Any = None
+        self._pool = cupy.cuda.MemoryPool(self._more)
         self._aside = cupy.cuda.Stream(non_blocking=True)  # the default stream cannot be captured
+
+    def _more(self, size: int) -> Any:
+        self._kept.append(self._outside(size))
+        return self._kept[-1]
+
+    @contextmanager
+    def allocating(self) -> Iterator[None]:
+        """In the context, this thread's temporary arrays come from here."""
+        import cupy
+
+        self._outside = cupy.cuda.get_allocator()
+        with cupy.cuda.using_allocator(self._pool.malloc):
+            yield
 
     def captured(self, run: Callable[[Any], None]) -> Any:
         """A graph of what run(stream) launches, which takes temporary arrays from CuPy's current pool."""
-        import cupy
-
-        with cupy.cuda.using_allocator(self.pool.malloc), self._aside:
+        with self.allocating(), self._aside:
             self._aside.begin_capture()
             try:
                 run(self._aside)

@@ -136,7 +136,7 @@ class Captured:
         here = cupy.cuda.get_current_stream()
         if self._space is None:
             self._space = CaptureSpace()
-            with cupy.cuda.using_allocator(self._space.pool.malloc):
+            with self._space.allocating():
                 self._step()
             return
         if self._graph is None:

@@ -1,8 +1,8 @@
 """ADMM for several penalties at once, and for total variation.
 
-x comes nearer to the samples and the split variables z_j = K_j x by one step along the steepest descent; each z_j follows
-by a proximal operator. (Of the same number of normal operators, one step an iteration left a smaller objective than two,
-three or five conjugate gradients.) The penalty parameter ρ balances the primal and the dual residual.
+x comes nearer to the samples and the split variables z_j = K_j x by one step along the steepest descent; each z_j
+follows by a proximal operator. (Of the same number of normal operators, one step an iteration left a smaller objective
+than two, three or five conjugate gradients.) The penalty parameter ρ balances the primal and the dual residual.
 
 Source: Boyd, Parikh, Chu, Peleato, Eckstein, "Distributed optimization and statistical learning via the alternating
 direction method of multipliers", Found. Trends Mach. Learn. 3 (2011), sections 3.3 and 3.4.1.
