@@ -1,8 +1,8 @@
 """Regularised images from a part of a scan's readouts, against BART's: errors at each one's best strength.
 
 The reference is CG-SENSE of all readouts; coil maps, kept readouts and number of iterations are the same for both.
-Errors are relative, after one complex factor; structural similarity is of magnitudes, windows of 1.5 pixels, in all of the
-image and in the object, where the reference is more than a twentieth of its largest value.
+Errors are relative, after one complex factor; structural similarity is of magnitudes, windows of 1.5 pixels, in all of
+the image and in the object, where the reference is more than a twentieth of its largest value.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def by_bart(part: Part, samples: int, folder: Path) -> Callable[[str, float], An
 
 
 def errors(image: Any, reference: Any) -> tuple[float, float, float]:
-    """The relative error after one complex factor, and the structural similarity, in all of the image and in the object."""
+    """The relative error after one complex factor; the structural similarity in all of the image and in the object."""
     image = image * (np.vdot(image, reference) / max(float(np.vdot(image, image).real), 1e-30))
     relative = float(np.linalg.norm(image - reference) / np.linalg.norm(reference))
     one, other = np.abs(image).astype(np.float64), np.abs(reference).astype(np.float64)

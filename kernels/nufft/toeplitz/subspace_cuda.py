@@ -11,16 +11,17 @@ from typing import Any
 
 from kernels.nufft.gridding.plan import THREADS, launch, rows_grid, three
 from kernels.nufft.toeplitz.cuda import (
+    COMPILED,
     INTERLEAVED,
-    LOGARITHMS,
     DoubledStruct,
     Lines,
     LinesStruct,
     at_front,
     crossing_bytes,
     lines_at_once,
+    values_of,
 )
-from kernels.nufft.toeplitz.kernel import MOST_COEFFICIENTS
+from kernels.nufft.toeplitz.kernel import LINES, MOST_COEFFICIENTS
 from kernels.nufft.tuning import MAX_CELLS_AT_ONCE
 from kernels.runtime.ladder import Variant
 from kernels.runtime.launch import blocks_of, shared_bytes_a_block
@@ -51,7 +52,7 @@ class SubspaceConvolution:
         with self.device:
             fits = mixed_bytes(three(self.padded)[0], coefficients) <= shared_bytes_a_block()
         doubled = self.padded != self.shape
-        self.variant = "mixed lines" if doubled and fits and all(n in LOGARITHMS for n in self.padded) else "subspace"
+        self.variant = "mixed lines" if doubled and fits and all(n in LINES for n in self.padded) else "subspace"
 
     def apply_sense(self, images: Any, maps: Any, out: Any, stream: Any, variant: str | None = None) -> Any:
         import cupy
@@ -124,8 +125,8 @@ def _mix_lines(task: Task, lines: Lines, work: Any) -> None:
         ctypes.c_int(struct.coils), ctypes.c_int(body.coefficients),
         ctypes.c_longlong(struct.coils * struct.image[0] * math.prod(struct.padded[1:])),
     )  # fmt: skip
-    entry = f"cross_mixed<{LOGARITHMS[size]}, {_element(body)}>"
-    blocks, threads = (lines.stride(0) // INTERLEAVED * struct.coils,), size // 8 * INTERLEAVED
+    entry = f"cross_mixed<{size}, {_element(body)}>"
+    blocks, threads = (lines.stride(0) // INTERLEAVED * struct.coils,), size // values_of(size) * INTERLEAVED
     shared_bytes = mixed_bytes(size, body.coefficients)
     launch(entry, blocks, threads, *args, stream=task.stream, shared_bytes=shared_bytes)
 
@@ -178,9 +179,7 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType(
         ),
         "mixed lines": Variant(
             summary="the same between our own FFTs of lines, which move neither zeros nor unwanted values",
-            entries=tuple(
-                f"cross_mixed<{log}, {element}>" for log in LOGARITHMS.values() for element in ("float", "float2")
-            ),
+            entries=tuple(f"cross_mixed<{size}, {element}>" for size in COMPILED for element in ("float", "float2")),
             run=_run_lines,
         ),
     }
