@@ -178,7 +178,7 @@ def _convolve(task: Task, grid: Any, plan: Any, struct: DoubledStruct, maps: Any
 
 def values_of(size: int) -> int:
     """Values of a line that a thread holds; Line of lines.cuh."""
-    return 20 if size % 5 == 0 else 12 if size % 3 == 0 else 8
+    return 20 if size % 5 == 0 else 12 if size == 768 else 24 if size % 3 == 0 else 8
 
 
 def row_threads(size: int) -> int:

@@ -6,8 +6,7 @@
 // pass is along x. With doubled sizes 2 N, a coil's 3-D image of V bytes moves 26 V; the doubled grid and a library's FFT
 // move 96 V, not counting its padding and products.
 //
-// A line of SIZE values is T threads with VALUES each, 8, 24 or 40 for sizes that are 1, 3 or 5 times a power of two; thread
-// t holds those at t + m T, before and after. Passes are of radix 3 or 5 first, then 8 and 4 (Stockham: in order without a
+// A line of SIZE values is T threads with VALUES each; thread t holds those at t + m T, before and after. Passes are of radix 3 or 5 first, then 8 and 4 (Stockham: in order without a
 // bit reversal). The table of twiddles is computed in float64. An image fills at most half of a line, so the other half of
 // the registers holds zeros that the compiler knows.
 #pragma once
@@ -25,7 +24,7 @@ constexpr int INTERLEAVED = 8;  // adjacent lines that a block transforms togeth
 
 template <int N>
 struct Line {
-    static constexpr int SIZE = N, VALUES = N % 5 == 0 ? 20 : N % 3 == 0 ? 12 : 8, T = SIZE / VALUES, PLACES = SIZE + SIZE / 8;
+    static constexpr int SIZE = N, VALUES = N % 5 == 0 ? 20 : N == 768 ? 12 : N % 3 == 0 ? 24 : 8, T = SIZE / VALUES, PLACES = SIZE + SIZE / 8;
     static constexpr int ROW_THREADS = VALUES <= 12 ? 256 : VALUES <= 24 ? 128 : 64;  // of a block of rows
     // Threads of a multiprocessor that registers must leave room for.
     static constexpr int RESIDENT = VALUES <= 12 ? 1024 : VALUES <= 20 ? 768 : VALUES <= 24 ? 384 : 256;
@@ -61,31 +60,36 @@ __device__ inline void pass(float2 (&v)[Line<N>::VALUES], int t, const float2* _
     }
 }
 
-// Moves the values to the threads of the next pass.
-template <int N, int DONE, int RADIX, int STEP>
-__device__ inline void exchange(float2 (&v)[Line<N>::VALUES], int t, float2* line) {
-    constexpr int T = Line<N>::T, VALUES = Line<N>::VALUES, BUTTERFLIES = VALUES / RADIX;
-    __syncthreads();
+// K lines at once, whose places in shared memory follow one another: threads wait for each other as often as for one.
+template <int N, int K, bool INVERSE, int STEP, int DONE = 1>
+__device__ inline void transform_all(float2 (&v)[K][Line<N>::VALUES], int t, float2* lines, const float2* __restrict__ twiddles) {
+    using L = Line<N>;
+    constexpr int LEFT = N / DONE, RADIX = line_radix(LEFT, L::VALUES), BUTTERFLIES = L::VALUES / RADIX;
 #pragma unroll
-    for (int q = 0; q < BUTTERFLIES; ++q) {
-        const int j = t + q * T, k = j % DONE;
+    for (int k = 0; k < K; ++k) pass<N, DONE, RADIX, INVERSE>(v[k], t, twiddles);
+    if constexpr (LEFT > RADIX) {
+        __syncthreads();
 #pragma unroll
-        for (int r = 0; r < RADIX; ++r)
-            line[shared_place<STEP>(j / DONE * DONE * RADIX + k + r * DONE)] = v[q + r * BUTTERFLIES];
+        for (int q = 0; q < BUTTERFLIES; ++q) {
+            const int j = t + q * L::T, first = j / DONE * DONE * RADIX + j % DONE;
+#pragma unroll
+            for (int r = 0; r < RADIX; ++r)
+#pragma unroll
+                for (int k = 0; k < K; ++k)
+                    lines[k * L::PLACES * STEP + shared_place<STEP>(first + r * DONE)] = v[k][q + r * BUTTERFLIES];
+        }
+        __syncthreads();
+#pragma unroll
+        for (int m = 0; m < L::VALUES; ++m)
+#pragma unroll
+            for (int k = 0; k < K; ++k) v[k][m] = lines[k * L::PLACES * STEP + shared_place<STEP>(t + m * L::T)];
+        transform_all<N, K, INVERSE, STEP, DONE * RADIX>(v, t, lines, twiddles);
     }
-    __syncthreads();
-#pragma unroll
-    for (int m = 0; m < VALUES; ++m) v[m] = line[shared_place<STEP>(t + m * T)];
 }
 
-template <int N, bool INVERSE, int STEP, int DONE = 1>
+template <int N, bool INVERSE, int STEP>
 __device__ inline void transform(float2 (&v)[Line<N>::VALUES], int t, float2* line, const float2* __restrict__ twiddles) {
-    constexpr int LEFT = N / DONE, RADIX = line_radix(LEFT, Line<N>::VALUES);
-    pass<N, DONE, RADIX, INVERSE>(v, t, twiddles);
-    if constexpr (LEFT > RADIX) {
-        exchange<N, DONE, RADIX, STEP>(v, t, line);
-        transform<N, INVERSE, STEP, DONE * RADIX>(v, t, line, twiddles);
-    }
+    transform_all<N, 1, INVERSE, STEP>(reinterpret_cast<float2 (&)[1][Line<N>::VALUES]>(v), t, line, twiddles);
 }
 
 __device__ inline long long work_row(int coil, int x, int y, const Lines& g) {
@@ -162,51 +166,53 @@ cross_lines(float2* __restrict__ work, const float* __restrict__ kernel, const f
     }
 }
 
-// As CONVOLVE, with several coefficients of a coil instead of one image: at each place a Hermitian matrix mixes them (its
-// upper triangle in `kernels`, row by row). Lines that are transformed wait in shared memory for those of the other
-// coefficients, `apart` away. A place costs 16 bytes a coefficient, and the matrix once a coil.
-template <int N, class Element>
+// As CONVOLVE, with K coefficients of a coil, `apart` from one another, instead of one image: at each place a Hermitian
+// matrix mixes them (its upper triangle in `kernels`, row by row), all in registers. A place costs 16 K bytes, and the
+// matrix once a coil.
+template <int N, int K, class Element>
 __global__ void __launch_bounds__(Line<N>::T * INTERLEAVED)
 cross_mixed(float2* __restrict__ work, const Element* __restrict__ kernels, const float2* __restrict__ twiddles,
-            long long stride, long long outer_stride, int wanted, int outers, int coefficients, long long apart) {
+            long long stride, long long outer_stride, int wanted, int outers, long long apart) {
     using L = Line<N>;
     extern __shared__ float2 crossing[];
     const int lane = threadIdx.x % INTERLEAVED, t = threadIdx.x / INTERLEAVED;
     const long long outer = blockIdx.x % outers, column = blockIdx.x / outers * INTERLEAVED + lane;
     float2* at = work + outer * outer_stride + column;
-    float2* line = crossing + lane;
-    float2* waiting = crossing + L::PLACES * INTERLEAVED + threadIdx.x;
-    constexpr int THREADS_HERE = L::T * INTERLEAVED;
-    float2 v[L::VALUES];
-    for (int k = 0; k < coefficients; ++k) {
+    float2 v[K][L::VALUES];
+#pragma unroll
+    for (int k = 0; k < K; ++k)
 #pragma unroll
         for (int m = 0; m < L::VALUES; ++m) {
             const int i = t + m * L::T;
-            v[m] = m < L::VALUES / 2 && i < wanted ? at[k * apart + i * stride] : make_float2(0, 0);
+            v[k][m] = m < L::VALUES / 2 && i < wanted ? at[k * apart + i * stride] : make_float2(0, 0);
         }
-        transform<N, false, INTERLEAVED>(v, t, line, twiddles);
+    transform_all<N, K, false, INTERLEAVED>(v, t, crossing + lane, twiddles);
+    int now = opaque(t);  // as in cross_lines
 #pragma unroll
-        for (int m = 0; m < L::VALUES; ++m) waiting[(k * L::VALUES + m) * THREADS_HERE] = v[m];
+    for (int m = 0; m < L::VALUES; ++m) {
+        const Element* from = kernels + (now + m * L::T) * stride + column;
+        float2 mixed[K] = {};
+#pragma unroll
+        for (int row = 0; row < K; ++row)
+#pragma unroll
+            for (int other = row; other < K; ++other, from += L::SIZE * stride) {
+                const Element by = *from;
+                add_product(mixed[row], by, v[other][m], false);
+                if (other != row) add_product(mixed[other], by, v[row][m], true);
+            }
+#pragma unroll
+        for (int k = 0; k < K; ++k) v[k][m] = mixed[k];
     }
-    const long long cells = L::SIZE * stride;
-    for (int row = 0; row < coefficients; ++row) {
+    now = opaque(t);
+    transform_all<N, K, true, INTERLEAVED>(v, now, crossing + lane, twiddles);
+    now = opaque(t);
 #pragma unroll
-        for (int m = 0; m < L::VALUES; ++m) v[m] = make_float2(0, 0);
-        for (int column_of = 0; column_of < coefficients; ++column_of) {
-            const int upper = row < column_of ? row : column_of, right = row < column_of ? column_of : row;
-            const Element* from = kernels + (upper * coefficients - upper * (upper - 1) / 2 + right - upper) * cells + column;
+    for (int k = 0; k < K; ++k)
 #pragma unroll
-            for (int m = 0; m < L::VALUES; ++m)
-                add_product(v[m], from[(t + m * L::T) * stride], waiting[(column_of * L::VALUES + m) * THREADS_HERE],
-                            row > column_of);
+        for (int m = 0; m < L::VALUES / 2; ++m) {
+            const int i = now + m * L::T;
+            if (i < wanted) at[k * apart + i * stride] = v[k][m];
         }
-        transform<N, true, INTERLEAVED>(v, t, line, twiddles);
-#pragma unroll
-        for (int m = 0; m < L::VALUES; ++m) {
-            const int i = t + m * L::T;
-            if (m < L::VALUES / 2 && i < wanted) at[row * apart + i * stride] = v[m];
-        }
-    }
 }
 
 // Transformed back along z; conj(map) × the image's values summed over coils, or each coil's own. A block per row.
