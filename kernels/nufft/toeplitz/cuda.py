@@ -116,12 +116,19 @@ class Convolution:
         return found
 
     def work(self, coils: int) -> Any:
-        """The cached array between the passes of our own FFTs, for a number of coils."""
+        """The array between the passes of our own FFTs, for a number of coils.
+
+        A volume's is kept, since CuPy's pool would split it. Those of slices are from the pool: operators that follow
+        one another get the same memory, which is in the cache still.
+        """
         import cupy
 
+        shape = (coils, self.shape[0], *self.padded[1:])
+        if len(self.shape) == 2:
+            return cupy.empty(shape, cupy.complex64)
         found = self._work.get(coils)
         if found is None:
-            found = self._work[coils] = cupy.empty((coils, self.shape[0], *self.padded[1:]), cupy.complex64)
+            found = self._work[coils] = cupy.empty(shape, cupy.complex64)
         return found
 
     def work_bytes(self, coils: int) -> int:
