@@ -51,6 +51,32 @@ class CaptureSpace:
         return graph
 
 
+class Captured:
+    """A step on the current stream: plain the first time, which loads kernels and makes plans, then as a CUDA graph.
+
+    Its temporary arrays come from a space of its own, since the graph uses their memory again in each launch.
+    """
+
+    def __init__(self, step: Callable[[], None]) -> None:
+        self._step = step
+        self._space: CaptureSpace | None = None
+        self._graph: Any = None
+
+    def __call__(self) -> None:
+        import cupy
+
+        here = cupy.cuda.get_current_stream()
+        if self._space is None:
+            self._space = CaptureSpace()
+            with self._space.allocating():
+                self._step()
+            return
+        if self._graph is None:
+            here.synchronize()
+            self._graph = self._space.captured(lambda _stream: self._step())
+        self._graph.launch(here)
+
+
 class RepeatedCalls:
     """The latest calls: launched one by one the first time, captured the second time. Thread-safe.
 

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from kernels.sense.iterate import Captured, iterate
+from kernels.runtime.repeated import Captured
+from kernels.sense.iterate import iterate
 from kernels.sense.resumption import Resumption, put
 
 

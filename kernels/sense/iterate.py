@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.runtime.repeated import CaptureSpace
+from kernels.runtime.repeated import Captured
 from kernels.runtime.threads import check_wanted
 from kernels.sense.arrays import namespace
 from kernels.sense.conjugate_gradient import unchanged
@@ -117,29 +117,3 @@ def _rows(xp: Any, count: int, length: int) -> NDArray[np.float64]:
         return np.zeros((count, length))
     memory = xp.cuda.alloc_pinned_memory(count * length * np.dtype(np.float64).itemsize)
     return np.frombuffer(memory, np.float64, count * length).reshape(count, length)
-
-
-class Captured:
-    """A step on the current stream: plain the first time, which loads kernels and makes plans, then as a CUDA graph.
-
-    Its temporary arrays come from a space of its own, since the graph uses their memory again in each launch.
-    """
-
-    def __init__(self, step: Callable[[], None]) -> None:
-        self._step = step
-        self._space: CaptureSpace | None = None
-        self._graph: Any = None
-
-    def __call__(self) -> None:
-        import cupy
-
-        here = cupy.cuda.get_current_stream()
-        if self._space is None:
-            self._space = CaptureSpace()
-            with self._space.allocating():
-                self._step()
-            return
-        if self._graph is None:
-            here.synchronize()
-            self._graph = self._space.captured(lambda _stream: self._step())
-        self._graph.launch(here)
