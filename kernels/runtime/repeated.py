@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 MOST_GRAPHS = 16
@@ -23,26 +22,24 @@ class CaptureSpace:
         import cupy
 
         self._kept: list[Any] = []
-        self._outside: Any = None
+        self._outside: tuple[Any, Any] | None = None  # allocator and stream, whose memory is reused in its order
         self._pool = cupy.cuda.MemoryPool(self._more)
         self._aside = cupy.cuda.Stream(non_blocking=True)  # the default stream cannot be captured
 
     def _more(self, size: int) -> Any:
-        self._kept.append(self._outside(size))
+        assert self._outside is not None, "within `captured`"
+        allocate, stream = self._outside
+        with stream:
+            self._kept.append(allocate(size))
         return self._kept[-1]
 
-    @contextmanager
-    def allocating(self) -> Iterator[None]:
-        """In the context, this thread's temporary arrays come from here."""
+    def captured(self, run: Callable[[Any], None]) -> Any:
+        """A graph of what run(stream) launches, for the current stream; run takes temporary arrays from CuPy's current
+        pool."""
         import cupy
 
-        self._outside = cupy.cuda.get_allocator()
-        with cupy.cuda.using_allocator(self._pool.malloc):
-            yield
-
-    def captured(self, run: Callable[[Any], None]) -> Any:
-        """A graph of what run(stream) launches, which takes temporary arrays from CuPy's current pool."""
-        with self.allocating(), self._aside:
+        self._outside = cupy.cuda.get_allocator(), cupy.cuda.get_current_stream()
+        with cupy.cuda.using_allocator(self._pool.malloc), self._aside:
             self._aside.begin_capture()
             try:
                 run(self._aside)
@@ -52,10 +49,7 @@ class CaptureSpace:
 
 
 class Captured:
-    """A step on the current stream: plain the first time, which loads kernels and makes plans, then as a CUDA graph.
-
-    Its temporary arrays come from a space of its own, since the graph uses their memory again in each launch.
-    """
+    """A step on the current stream: plain the first time, which loads kernels and makes plans, then as a CUDA graph."""
 
     def __init__(self, step: Callable[[], None]) -> None:
         self._step = step
@@ -65,12 +59,11 @@ class Captured:
     def __call__(self) -> None:
         import cupy
 
-        here = cupy.cuda.get_current_stream()
         if self._space is None:
             self._space = CaptureSpace()
-            with self._space.allocating():
-                self._step()
+            self._step()
             return
+        here = cupy.cuda.get_current_stream()
         if self._graph is None:
             here.synchronize()
             self._graph = self._space.captured(lambda _stream: self._step())

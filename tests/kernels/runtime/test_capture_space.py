@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kernels.runtime.repeated import CaptureSpace
+from kernels.runtime.repeated import Captured, CaptureSpace
 
 pytestmark = pytest.mark.gpu
 
@@ -46,10 +46,20 @@ def test_graphs_keep_their_memory_if_their_pool_gives_back_the_rest(cupy: Any) -
 def test_a_bound_outside_holds_for_graphs(cupy: Any) -> None:
     outside = cupy.cuda.MemoryPool()
     outside.set_limit(size=1 << 20)
-    space = CaptureSpace()
-    with (
-        cupy.cuda.using_allocator(outside.malloc),
-        pytest.raises(cupy.cuda.memory.OutOfMemoryError),
-        space.allocating(),
-    ):
-        cupy.zeros(1 << 20, np.float32)
+    with cupy.cuda.using_allocator(outside.malloc), pytest.raises(cupy.cuda.memory.OutOfMemoryError):
+        CaptureSpace().captured(lambda _stream: cupy.empty(1 << 20, np.float32))
+
+
+def test_solvers_one_after_the_other_take_no_more_memory(cupy: Any) -> None:
+    """Each has a graph of its own, on a stream of its own."""
+    outside, taken = cupy.cuda.MemoryPool(), []
+    with cupy.cuda.using_allocator(outside.malloc):
+        made = cupy.zeros(1 << 20, np.float32)
+        for _ in range(4):
+            step = Captured(lambda: cupy.add(made * 2, 1, out=made))
+            for _ in range(3):
+                step()
+            cupy.cuda.get_current_stream().synchronize()
+            taken.append(outside.total_bytes())
+    assert len(set(taken[1:])) == 1
+    assert made.get().tolist() == [2.0**12 - 1] * (1 << 20)
