@@ -21,24 +21,25 @@ class CaptureSpace:
     def __init__(self) -> None:
         import cupy
 
-        self._kept: list[Any] = []
-        self._outside: tuple[Any, Any] | None = None  # allocator and stream, whose memory is reused in its order
-        self._pool = cupy.cuda.MemoryPool(self._more)
-        self._aside = cupy.cuda.Stream(non_blocking=True)  # the default stream cannot be captured
+        kept: list[Any] = []
+        outside: list[Any] = []  # allocator and stream, whose memory is reused in its order
 
-    def _more(self, size: int) -> Any:
-        assert self._outside is not None, "within `captured`"
-        allocate, stream = self._outside
-        with stream:
-            self._kept.append(allocate(size))
-        return self._kept[-1]
+        def more(size: int) -> Any:  # no method: the pool would keep this object alive
+            allocate, stream = outside
+            with stream:
+                kept.append(allocate(size))
+            return kept[-1]
+
+        self._outside = outside
+        self._pool = cupy.cuda.MemoryPool(more)
+        self._aside = cupy.cuda.Stream(non_blocking=True)  # the default stream cannot be captured
 
     def captured(self, run: Callable[[Any], None]) -> Any:
         """A graph of what run(stream) launches, for the current stream; run takes temporary arrays from CuPy's current
         pool."""
         import cupy
 
-        self._outside = cupy.cuda.get_allocator(), cupy.cuda.get_current_stream()
+        self._outside[:] = cupy.cuda.get_allocator(), cupy.cuda.get_current_stream()
         with cupy.cuda.using_allocator(self._pool.malloc), self._aside:
             self._aside.begin_capture()
             try:
