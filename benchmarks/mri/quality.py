@@ -26,7 +26,7 @@ from pipeline.formats.kspace import open_kspace
 from pipeline.formats.kspace.base import Readouts
 
 EPS, COILS, ITERATIONS = 1e-4, 8, 100
-TV_ITERATIONS = 300  # of one normal operator; BART's are of up to ten
+TV_ITERATIONS = 150  # of three normal operators; BART's are of up to ten
 STRENGTHS = tuple(0.001 * 2**i for i in range(9))
 THEIRS = {"l1-wavelet": "W:3:0:{}", "tv": "T:3:0:{}", "l2": "Q:{}"}  # of `bart pics -R`
 
