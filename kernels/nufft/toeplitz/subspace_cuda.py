@@ -188,7 +188,7 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType(
         ),
         "mixed lines": Variant(
             summary="the same between our own FFTs of lines, which move neither zeros nor unwanted values",
-            entries=tuple(f"cross_mixed<{size}, {element}>" for size in COMPILED for element in ("float", "float2")),
+            entries=tuple(f"cross_mixed<{size}, 2, {element}>" for size in COMPILED for element in ("float", "float2")),
             run=_run_lines,
         ),
     }
