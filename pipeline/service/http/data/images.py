@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Header, Query, Request, Response
@@ -15,7 +13,7 @@ from starlette.exceptions import HTTPException
 
 from pipeline import __version__
 from pipeline.api_models import AxisView, ImageView
-from pipeline.errors import InputError, ParameterError
+from pipeline.errors import ParameterError
 from pipeline.formats.cfl import files_of
 from pipeline.formats.slices import Cut, Part, describe, draw
 from pipeline.formats.slices.drawing import LONGEST_SIDE
@@ -23,7 +21,6 @@ from pipeline.service.http.app_state import Service, ThisService
 from pipeline.service.http.data.files import found_beneath
 from pipeline.service.http.identity import Audit, Auditor, CurrentUser
 from pipeline.service.http.users.tokens import User
-from pipeline.service.running.job_process import ProcessDied
 from pipeline.storage.objects import ObjectPath
 from pipeline.storage.positional import reading
 
@@ -117,28 +114,12 @@ async def _looked_at(
     async with service.viewing.turn(user.name):
         if await request.is_disconnected():
             raise HTTPException(503, "the client is gone")
-        seen = await run_in_threadpool(_in_a_process, service, roots.confine(), found, look, *arguments)
+        seen = await run_in_threadpool(
+            service.processes.look, found, look, *arguments, known=roots.confine(), most_bytes=MOST_BYTES, most_s=MOST_S
+        )
     if service.viewing.is_news(user.name, found):
         audit("view", input=path)
     return seen
-
-
-def _in_a_process(service: Service, confinement: object, path: Path, look: Callable[..., T], *arguments: Any) -> T:
-    ends_at = time.monotonic() + MOST_S
-
-    def check() -> None:
-        if time.monotonic() > ends_at:
-            raise InputError(
-                f"{path}: looking at it takes more than {MOST_S:.0f} s; choose a smaller part, or write a pyramid"
-            )
-
-    lease = service.processes.lease(check)
-    try:
-        return lease.call(look, path, *arguments, known=confinement, most_bytes=MOST_BYTES)
-    except ProcessDied as error:
-        raise InputError(f"{path}: the process that read it died; the file is damaged, or too large to show") from error
-    finally:
-        lease.release()
 
 
 def _tag(service: Service, user: User, path: str, cut: Cut) -> str | None:

@@ -10,8 +10,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 PATHS = ("/livez", "/readyz", "/metrics", "/metrics/targets")
 KEEP_S = 1.0
-# Before an answer is given again: even copies cost time, and a client at full speed waits for each.
-PAUSE_S = 0.1
+# Even copies cost time, and a client at full speed waits for each: so many a second go to all clients together, unless
+# one would wait longer than this.
+COPIES_A_SECOND, MOST_PAUSE_S = 50.0, 0.5
 
 
 @dataclass
@@ -28,6 +29,7 @@ class RecentAnswers:
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
         self._answers: dict[tuple[str, bool], _Answer] = {}
+        self._next_copy_at = 0.0  # on the monotonic clock
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] != "GET" or scope["path"] not in PATHS:
@@ -41,9 +43,16 @@ class RecentAnswers:
             answer = self._answers[key] = _Answer()
             await self._make(answer, key, scope, receive)
         elif answer.at is not None:
-            await asyncio.sleep(PAUSE_S)
+            await asyncio.sleep(self._pause_s())
         for message in await asyncio.shield(answer.made):
             await send(dict(message))
+
+    def _pause_s(self) -> float:
+        """How long the next copy waits for its turn."""
+        now = time.monotonic()
+        turn = min(max(self._next_copy_at, now), now + MOST_PAUSE_S)
+        self._next_copy_at = turn + 1 / COPIES_A_SECOND
+        return turn - now
 
     async def _make(self, answer: _Answer, key: tuple[str, bool], scope: Scope, receive: Receive) -> None:
         messages: list[Message] = []
