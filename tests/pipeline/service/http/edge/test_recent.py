@@ -69,6 +69,30 @@ def test_an_answer_is_made_once_for_all_who_ask_within_a_second(clock, path):
     assert all_at_once(served, app, path=path) == [(503, f"part, {path} 2")] * CLIENTS
 
 
+def test_what_takes_long_to_make_is_given_longer(clock, monkeypatch):
+    monkeypatch.setattr(recent, "KEEP_TIMES", 100.0)
+    app = App()
+    app.asked = CLIENTS
+
+    takes = [0.0]
+
+    async def slow(*arguments):
+        clock[0] += takes[0]
+        await app(*arguments)
+
+    served = RecentAnswers(slow)
+    for takes[0], kept in ((0.04, 4.0), (0.005, 1.0), (7.0, 5.0)):
+        clock[0] += 100.0
+        asyncio.run(request(served, app))
+        made = app.made
+        clock[0] += kept - 0.01
+        asyncio.run(request(served, app))
+        assert app.made == made
+        clock[0] += 0.02
+        asyncio.run(request(served, app))
+        assert app.made == made + 1
+
+
 def test_copies_have_a_rate_and_nobody_waits_long(clock, monkeypatch):
     app, pauses = App(), []
     app.asked = CLIENTS
