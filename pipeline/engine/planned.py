@@ -36,11 +36,13 @@ class Bounds:
     memory_bytes     : host memory on each host, above that of the idle workers
     gpu_memory_bytes : memory of each GPU
     workers          : how many compute it
+    opening_s        : how long a worker may take to open it
     """
 
     memory_bytes: int | None = None
     gpu_memory_bytes: int | None = None
     workers: int | None = None
+    opening_s: float | None = None
 
 
 NO_BOUNDS = Bounds()
