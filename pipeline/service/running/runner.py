@@ -21,8 +21,6 @@ from pipeline.api_models import State
 from pipeline.cluster.executor import Executor
 from pipeline.engine.run import finished_before
 from pipeline.errors import Crowded, MillraceError, ServiceRefused, StorageError, UserError, counted
-from pipeline.service.cleanup import Cleanup
-from pipeline.service.job_process import JobProcesses, ProcessDied
 from pipeline.service.jobs import (
     MOST_DEATHS,
     Action,
@@ -38,9 +36,11 @@ from pipeline.service.jobs import (
     Stopped,
 )
 from pipeline.service.roots import DataRoots
-from pipeline.service.run import Run, StopRequested, UnderWay
+from pipeline.service.running.cleanup import Cleanup
+from pipeline.service.running.job_process import JobProcesses, ProcessDied
+from pipeline.service.running.run import Run, StopRequested, UnderWay
+from pipeline.service.running.together import Company, Sizes, Together, gathered, may_have_company, remove_what_is_left
 from pipeline.service.store import Facts, Store, StoredJob
-from pipeline.service.together import Company, Sizes, Together, gathered, may_have_company, remove_what_is_left
 
 LOG = logging.getLogger("millrace.service")
 LEASE_S = 30.0

@@ -13,10 +13,9 @@ from contextlib import closing
 import pytest
 
 from pipeline.errors import OutputError, ParameterError, StorageError
-from pipeline.service import state_folder
 from pipeline.service.settings import JOBS
-from pipeline.service.state_folder import CRASH, back_up, noting_crashes, restore, sole_server
-from pipeline.service.store import Cap, NewJob, Store, Usage
+from pipeline.service.store import Cap, NewJob, Store, Usage, state_folder
+from pipeline.service.store.state_folder import CRASH, back_up, noting_crashes, restore, sole_server
 from tests.images import names_in
 
 
@@ -223,7 +222,7 @@ def test_the_commands(state, tmp_path, millrace, monkeypatch):
 SERVER = """
 import os, signal, sys
 from pathlib import Path
-from pipeline.service.state_folder import noting_crashes
+from pipeline.service.store.state_folder import noting_crashes
 with noting_crashes(Path(sys.argv[1])) as crash:
     print(crash)
     sys.stdout.flush()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pipeline.formats.image.figure import Axis, ColourBar, Panel, figure, plot
+from pipeline.formats.image.preview.figure import Axis, ColourBar, Panel, figure, plot
 
 BLUE = (5, 80, 200)
 

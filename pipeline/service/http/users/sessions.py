@@ -6,7 +6,7 @@ import secrets
 import threading
 import time
 
-from pipeline.service.http.tokens import Token, digest_of
+from pipeline.service.http.users.tokens import Token, digest_of
 from pipeline.service.store import Store
 
 COOKIE = "millrace_session"

@@ -13,11 +13,11 @@ from distributed.security import Security
 
 from pipeline.client import Client
 from pipeline.errors import ParameterError, ServiceError, ServiceRefused
-from pipeline.service import tls
-from pipeline.service.http.connections import MOST_HEAD_BYTES
-from pipeline.service.http.tokens import Tokens, token_line
+from pipeline.service.http.edge import tls
+from pipeline.service.http.edge.connections import MOST_HEAD_BYTES
+from pipeline.service.http.edge.tls import Renewal, check_certificate, warn_if_plain
+from pipeline.service.http.users.tokens import Tokens, token_line
 from pipeline.service.settings import ServiceSettings, load_service_settings
-from pipeline.service.tls import Renewal, check_certificate, warn_if_plain
 from tests.images import write_image
 from tests.pipeline.cluster.processes import run, running, running_scheduler
 from tests.pipeline.service.certificates import Authority

@@ -15,11 +15,11 @@ import pytest
 
 from pipeline.api_models import JobView
 from pipeline.errors import ParameterError
-from pipeline.service import webhooks
 from pipeline.service.http.views import job_view
 from pipeline.service.jobs import CancelRequested
+from pipeline.service.reporting import webhooks
+from pipeline.service.reporting.webhooks import Webhooks, check_webhook, read_secret
 from pipeline.service.store import NewJob, Store
-from pipeline.service.webhooks import Webhooks, check_webhook, read_secret
 
 SECRET = b"of-these-tests-alone-0123456789"
 URL = "https://hooks.example.org/millrace"

@@ -14,10 +14,10 @@ import pytest
 from prometheus_client import REGISTRY
 
 from pipeline.errors import ParameterError
-from pipeline.service import audit as audit_module
 from pipeline.service import server
-from pipeline.service.audit import MOST_REFUSALS_A_SECOND, MOST_WAITING, AuditLog
-from pipeline.service.http.tokens import Tokens, new_token, token_line
+from pipeline.service.http.users.tokens import Tokens, new_token, token_line
+from pipeline.service.reporting import audit as audit_module
+from pipeline.service.reporting.audit import MOST_REFUSALS_A_SECOND, MOST_WAITING, AuditLog
 from pipeline.service.roots import DataRoots
 from pipeline.service.settings import ServiceSettings
 from tests.images import names_in

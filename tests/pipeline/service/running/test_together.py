@@ -18,12 +18,12 @@ from pipeline.cluster.executor import Executor
 from pipeline.engine.devices.device import CpuDevice
 from pipeline.engine.run import stream_on_device
 from pipeline.errors import ClusterError, InputError, LimitExceeded
-from pipeline.service import together
 from pipeline.service.jobs import CancelRequested
 from pipeline.service.roots import DataRoots
-from pipeline.service.runner import Limits, Runner
+from pipeline.service.running import together
+from pipeline.service.running.runner import Limits, Runner
+from pipeline.service.running.together import FIRST_COMPANY, Sizes, draw_late_preview
 from pipeline.service.store import Cap, NewJob, Store
-from pipeline.service.together import FIRST_COMPANY, Sizes, draw_late_preview
 from pipeline.storage.confinement import confine
 from tests.images import names_in, read_image, version, write_image
 
@@ -173,7 +173,7 @@ def test_a_file_that_changes_while_they_run_fails_alone(service):
     "error", [ClusterError("lost"), InputError("damaged"), LimitExceeded("too long"), ZeroDivisionError()]
 )
 def test_if_they_fail_together_each_runs_alone(service, error, monkeypatch):
-    monkeypatch.setattr("pipeline.service.runner.FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr("pipeline.service.running.runner.FIRST_PAUSE_S", 0.01)
     for number in range(3):
         service.image(number)
 

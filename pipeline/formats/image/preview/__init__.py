@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from pipeline.formats import image as images
 from pipeline.formats.image.base import INKS, STRAIGHT_ALPHA, WHITE_IS_ZERO, ImageHeader, ImageReader, Region
 from pipeline.formats.image.metadata import Channel
-from pipeline.formats.image.preview_marks import marked
+from pipeline.formats.image.preview.marks import marked
 
 LONGEST_SIDE = 1024
 # Samples averaged at a time, 8 MiB of float64, and the limit of cached decoded blocks.

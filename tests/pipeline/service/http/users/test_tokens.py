@@ -9,8 +9,8 @@ from datetime import UTC, datetime
 import pytest
 
 from pipeline.errors import ParameterError
-from pipeline.service.http import tokens as tokens_module
-from pipeline.service.http.tokens import Tokens, User, digest_of, expiry, token_line
+from pipeline.service.http.users import tokens as tokens_module
+from pipeline.service.http.users.tokens import Tokens, User, digest_of, expiry, token_line
 
 DIGEST = "0" * 64
 

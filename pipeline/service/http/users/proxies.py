@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import Scope
 
 from pipeline.errors import printable
-from pipeline.service.http.tokens import NO_GROUP, Role, User, is_name
+from pipeline.service.http.users.tokens import NO_GROUP, Role, User, is_name
 from pipeline.service.settings import ServiceSettings
 
 _LOOPBACK = ("127.0.0.0/8", "::1/128")

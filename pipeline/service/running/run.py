@@ -30,8 +30,6 @@ from pipeline.errors import (
     counted,
     shortage,
 )
-from pipeline.service.cleanup import Cleanup
-from pipeline.service.job_process import JobProcesses, Lease, ProcessDied
 from pipeline.service.jobs import (
     ACTIVE,
     Computed,
@@ -46,8 +44,10 @@ from pipeline.service.jobs import (
     Recut,
     Stopped,
 )
-from pipeline.service.parameters import parameters_of
 from pipeline.service.roots import DataRoots
+from pipeline.service.running.cleanup import Cleanup
+from pipeline.service.running.job_process import JobProcesses, Lease, ProcessDied
+from pipeline.service.running.parameters import parameters_of
 from pipeline.service.store import Facts, StoredJob, Used
 from pipeline.workloads import Chunk, JobSpec, OpenJob, Plan
 from pipeline.workloads.paths import refuse_existing

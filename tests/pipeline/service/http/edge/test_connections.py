@@ -15,7 +15,7 @@ import pytest
 import uvicorn
 
 from pipeline.service import server
-from pipeline.service.http import connections
+from pipeline.service.http.edge import connections
 from tests.pipeline.service.live import WAIT_S
 
 DEADLINE_S = 0.5

@@ -24,11 +24,11 @@ from pipeline.engine.devices.device import CpuDevice
 from pipeline.engine.run import RunOptions, plan_job, run_job, stream_on_device, write_preview
 from pipeline.engine.stages import StageRecord
 from pipeline.errors import AuditError, InputError
-from pipeline.service import job_process
-from pipeline.service.job_process import JobProcesses, ProcessDied
 from pipeline.service.jobs import CancelRequested
 from pipeline.service.roots import DataRoots
-from pipeline.service.runner import PATIENCE_S, Limits, Runner
+from pipeline.service.running import job_process
+from pipeline.service.running.job_process import JobProcesses, ProcessDied
+from pipeline.service.running.runner import PATIENCE_S, Limits, Runner
 from pipeline.service.store import NewJob, Store
 from pipeline.workloads import JobSpec, workload_named
 from pipeline.workloads.gang_protocols import SharedJob
@@ -381,7 +381,7 @@ def test_a_suspect_is_alone_until_it_makes_progress(tmp_path, store, start, monk
     assert begun.wait(WAIT_S)
     assert not runner._may_claim()
     assert store.job(innocent).job.state is State.QUEUED
-    monkeypatch.setattr("pipeline.service.runner.ALONE_S", 0.0)
+    monkeypatch.setattr("pipeline.service.running.runner.ALONE_S", 0.0)
     assert runner._may_claim(), "not for longer than that"
     assert wait(store, innocent).state is State.SUCCEEDED
     may_go_on.set()
@@ -419,8 +419,8 @@ class Slow(JobProcesses):
 
 @pytest.fixture
 def slow(monkeypatch):
-    monkeypatch.setattr("pipeline.service.runner.POLL_S", 0.01)
-    monkeypatch.setattr("pipeline.service.run.PLACE_S", 0.01)
+    monkeypatch.setattr("pipeline.service.running.runner.POLL_S", 0.01)
+    monkeypatch.setattr("pipeline.service.running.run.PLACE_S", 0.01)
     start_fork_server()
     made = Slow()
     yield made

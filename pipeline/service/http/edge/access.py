@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pipeline.errors import printable
 from pipeline.service.http.problems import problem
-from pipeline.service.http.proxies import Proxies
+from pipeline.service.http.users.proxies import Proxies
 from pipeline.service.settings import LOOPBACKS
 
 LOG = logging.getLogger("millrace.service")

@@ -31,11 +31,11 @@ from pipeline.errors import (
     ServiceRefused,
     StorageError,
 )
-from pipeline.service import cleanup, run
-from pipeline.service import runner as runner_module
 from pipeline.service.jobs import CancelRequested, Computed, Failed, Planned, Progressed, Published, Recut, Stopped
 from pipeline.service.roots import DataRoots
-from pipeline.service.runner import Limits, Runner
+from pipeline.service.running import cleanup, run
+from pipeline.service.running import runner as runner_module
+from pipeline.service.running.runner import Limits, Runner
 from pipeline.service.store import Facts, NewJob, Store, Used
 from tests.images import names_in, read_image, version, write_image
 

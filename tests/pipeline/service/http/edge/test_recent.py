@@ -7,8 +7,8 @@ import asyncio
 import httpx2
 import pytest
 
-from pipeline.service.http import recent
-from pipeline.service.http.recent import PATHS, RecentAnswers
+from pipeline.service.http.edge import recent
+from pipeline.service.http.edge.recent import PATHS, RecentAnswers
 
 CLIENTS = 64
 

@@ -14,7 +14,7 @@ from pipeline.formats.image import preview
 from pipeline.formats.image.base import ImageHeader, Region
 from pipeline.formats.image.metadata import Calibration, Channel, Step
 from pipeline.formats.image.preview import write_preview
-from pipeline.formats.image.preview_marks import scale_bar
+from pipeline.formats.image.preview.marks import scale_bar
 from tests.images import read_image, write_image
 
 

@@ -29,8 +29,8 @@ from pipeline.errors import MillraceError, UserError
 from pipeline.formats.image.file_list import SUFFIX, FileList, ListedFile, StoredSamples, result_of, sha256_of
 from pipeline.formats.image.preview import write_preview
 from pipeline.service.jobs import ACTIVE, Computed, Event, Job, Planned
-from pipeline.service.parameters import parameters_of
-from pipeline.service.run import Run, StopRequested, estimate_of, run_options
+from pipeline.service.running.parameters import parameters_of
+from pipeline.service.running.run import Run, StopRequested, estimate_of, run_options
 from pipeline.service.store import MOST_COMPANY, Facts, StoredJob
 from pipeline.storage.confinement import Subfolders, in_its_folder, put_within
 from pipeline.storage.objects import ObjectPath
