@@ -82,14 +82,16 @@ def inputs(work: Workload, library: Any) -> Inputs:
     )
 
 
-def ours(work: Workload, direction: str, given: Inputs, workers: int | None) -> Callable[[], object]:
+def ours(
+    work: Workload, direction: str, given: Inputs, workers: int | None, method: str = "auto"
+) -> Callable[[], object]:
     """The public classes, with preallocated results."""
     samples, images = given.samples, given.images
     if direction == "normal":
         kernel = toeplitz_kernel(given.trajectory, given.weights, work.shape, work.eps, workers=workers)
         toeplitz, image, out = Toeplitz(kernel, work.shape, workers=workers), images[0].copy(), images[0].copy()
         return lambda: toeplitz.apply_sense(image, images, out)
-    plan = Nufft(given.trajectory, work.shape, eps=work.eps, coils=work.coils, workers=workers)
+    plan = Nufft(given.trajectory, work.shape, eps=work.eps, coils=work.coils, method=method, workers=workers)
     if direction == "adjoint":
         return lambda: plan.adjoint(samples, given.weights, images)
     return lambda: plan.forward(images, samples)
@@ -134,9 +136,12 @@ def cuda_rivals(work: Workload, direction: str) -> Iterator[Rival]:
     given = inputs(work, cupy)
     yield Rival(name="ours", device="cuda", run=ours(work, direction, given, None), clock=queued_seconds)
     if direction != "normal":
+        gridding = ours(work, direction, given, None, "gridding")
+        yield Rival(name="ours, gridding", device="cuda", run=gridding, clock=queued_seconds)
         yield from _steps(work, direction, given)
     if find_spec("cufinufft") and direction != "normal":
-        for method, name in {0: "cuFINUFFT", 3: "cuFINUFFT, 3"}.items():
+        methods = {0: "cuFINUFFT"} | ({3: "cuFINUFFT, 3"} if direction == "adjoint" else {})
+        for method, name in methods.items():
             run = by_cufinufft(work, direction, given, method)
             yield Rival(name=name, device="cuda", run=run, clock=queued_seconds)
     if find_spec("sigpy"):
