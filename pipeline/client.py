@@ -270,7 +270,7 @@ def _trusting(ca_file: str | os.PathLike[str] | None) -> ssl.SSLContext | bool:
     try:
         return ssl.create_default_context(cafile=ca_file)
     except (OSError, ValueError) as error:
-        said = "is no certificate in PEM" if isinstance(error, ssl.SSLError | ValueError) else error.strerror
+        said = "is not a PEM certificate" if isinstance(error, ssl.SSLError | ValueError) else error.strerror
         raise ServiceRefused(
             f"MILLRACE_CA_FILE {os.fspath(ca_file)}: {said}; name the authority's certificate"
         ) from error
