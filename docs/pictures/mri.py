@@ -32,11 +32,12 @@ STRENGTH = {"l1-wavelet": 0.008, "tv": 0.004}  # of the heart
 N, COILS, SPOKES, NOISE = 128, 8, 24, 0.1
 
 
-def picture(image: Any, label: str, white: float, zoom: int = 1) -> Image.Image:
+def picture(image: Any, label: str, white: float, zoom: float = 1) -> Image.Image:
     """Magnitudes from black at 0 to `white`."""
     grey = np.clip(np.abs(image) / white * 255, 0, 255).astype(np.uint8)
     drawn = Image.fromarray(grey).convert("RGB")
-    return labelled(drawn.resize((drawn.width * zoom, drawn.height * zoom), Image.Resampling.BICUBIC), label)
+    size = round(drawn.width * zoom), round(drawn.height * zoom)
+    return labelled(drawn.resize(size, Image.Resampling.BICUBIC), label)
 
 
 def reconstructed(scan: Path, options: str, folder: str) -> Any:
@@ -45,7 +46,7 @@ def reconstructed(scan: Path, options: str, folder: str) -> Any:
     return np.load(f"{folder}/out.npy").squeeze()
 
 
-def of_a_scan(scan: Path, asked: dict[str, str], part: Any, folder: str, zoom: int) -> Image.Image:
+def of_a_scan(scan: Path, asked: dict[str, str], part: Any, folder: str, zoom: float) -> Image.Image:
     """The scan by each of the commands' options, with a window of its own."""
     found = {label: reconstructed(scan, options, folder)[part] for label, options in asked.items()}
     return beside([picture(each, label, float(np.quantile(each, 0.997)), zoom) for label, each in found.items()])
@@ -102,7 +103,7 @@ def main(arguments: Sequence[str]) -> None:
             "CG-SENSE, ESPIRiT maps": "--sensitivities espirit"}  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         drawn = {
-            "mri-heart": of_a_scan(heart, steps, HEART, folder, 2),
+            "mri-heart": of_a_scan(heart, steps, HEART, folder, 1.4),
             "mri-phantom": of_a_scan(spirals, maps, (slice(20, 172),) * 2, folder, 2),
             "mri-regularized": regularised_heart(heart, folder),
             "mri-wavelets": wavelets(folder),
