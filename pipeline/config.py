@@ -132,7 +132,7 @@ class Settings(BaseModel):
         None, ge=1, le=1024, description="compute threads in each process [default: the cores, shared evenly]"
     )
     workers: int | None = Field(
-        None, ge=1, le=1024, description="CPU worker processes [default: none, this process computes]"
+        None, ge=1, le=1024, description="CPU worker processes [default: none; of `millrace worker`: one]"
     )
     scheduler: str | None = Field(
         None,
