@@ -15,8 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
-from pipeline.formats.image.figure import Axis, ColourBar, Panel, figure
 from pipeline.formats.image.preview import write_pixels
+from pipeline.formats.image.preview.figure import Axis, ColourBar, Panel, figure
 from pipeline.workloads.coulomb.slices import coloured
 
 MAGNIFIED = 2

@@ -17,7 +17,7 @@ from pipeline.cli.local import FILE_PATH
 from pipeline.cli.stdout import say
 from pipeline.config import merged
 from pipeline.errors import UserError, printable
-from pipeline.service.http.tokens import Role
+from pipeline.service.http.users.tokens import Role
 from pipeline.service.settings import ServiceSettings, StateSettings, load_service_settings
 
 # Heading of the help, setting, and what its value is.
@@ -129,7 +129,7 @@ def _tokens_file(required: bool) -> Callable[[Callable[..., None]], Callable[...
 def create(name: str, role: Role, groups: tuple[str, ...], expires: str | None, file: Path | None) -> None:
     """Create a token for NAME: prints the line for the tokens_file on stdout, or adds it to --file. Prints the token,
     once, on stderr."""
-    from pipeline.service.http.tokens import add_line, expiry, new_token, token_line
+    from pipeline.service.http.users.tokens import add_line, expiry, new_token, token_line
 
     made = new_token()
     line = token_line(name, made, role, groups, None if expires is None else expiry(expires, time.time()))
@@ -145,7 +145,7 @@ def create(name: str, role: Role, groups: tuple[str, ...], expires: str | None, 
 @JSON
 def list_tokens(file: Path, as_json: bool) -> None:
     """List the tokens of a file: id, name, role, groups and expiry; the tokens themselves are not in it."""
-    from pipeline.service.http.tokens import Tokens
+    from pipeline.service.http.users.tokens import Tokens
 
     views = [
         {
@@ -173,7 +173,7 @@ def _token_line(view: dict[str, Any]) -> str:
 def revoke(who: str, file: Path) -> None:
     """Remove all tokens of NAME, or the one with this id, from a file. The service shuts them out at once, and ends the
     sessions that were begun with them."""
-    from pipeline.service.http.tokens import revoke as revoke_in
+    from pipeline.service.http.users.tokens import revoke as revoke_in
 
     for each in revoke_in(file, who):
         say(f"revoked {each.id} of {each.user.name}")
@@ -197,7 +197,7 @@ def _state_dir(config: Path | None, state_dir: str | None) -> Path:
 @_of_the_state
 def backup(file: Path, config: Path | None, state_dir: str | None) -> None:
     """Copy the jobs, accounts and limits of a service to a new FILE, while it runs or not."""
-    from pipeline.service.state_folder import back_up
+    from pipeline.service.store.state_folder import back_up
 
     back_up(_state_dir(config, state_dir), file)
 
@@ -208,7 +208,7 @@ def backup(file: Path, config: Path | None, state_dir: str | None) -> None:
 def restore(file: Path, config: Path | None, state_dir: str | None) -> None:
     """Put a backup in the place of a service's jobs, accounts and limits, while it does not run. Those that were there
     are kept beside it."""
-    from pipeline.service.state_folder import restore as restore_in
+    from pipeline.service.store.state_folder import restore as restore_in
 
     aside = restore_in(_state_dir(config, state_dir), file)
     say("restored" if aside is None else f"restored; what was there before is {printable(str(aside))}")

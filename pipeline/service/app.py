@@ -7,13 +7,13 @@ from typing import Any
 from fastapi import FastAPI
 
 from pipeline import __version__
-from pipeline.service.http.access import Gate
 from pipeline.service.http.admin import accounts, admin
 from pipeline.service.http.api import probes, v1
 from pipeline.service.http.app_state import Service
 from pipeline.service.http.data import data
+from pipeline.service.http.edge.access import Gate
+from pipeline.service.http.edge.recent import RecentAnswers
 from pipeline.service.http.problems import MEDIA_TYPE, Problem, install
-from pipeline.service.http.recent import RecentAnswers
 from pipeline.service.web.pages import add_pages
 
 _PROBLEMS: dict[int | str, dict[str, Any]] = {

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import ParameterError
-from pipeline.service.http.tokens import Tokens
+from pipeline.service.http.edge.tls import check_certificate
+from pipeline.service.http.users.tokens import Tokens
+from pipeline.service.reporting.webhooks import read_secret
 from pipeline.service.roots import DataRoots
 from pipeline.service.settings import ServiceSettings
-from pipeline.service.tls import check_certificate
-from pipeline.service.webhooks import read_secret
 
 
 def unusable_paths(settings: ServiceSettings) -> Iterator[str]:

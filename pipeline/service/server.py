@@ -25,22 +25,22 @@ from pipeline.cluster.executor import Executor, open_executor, worker_specs
 from pipeline.config import Settings
 from pipeline.engine.devices.discovery import usable_gpus
 from pipeline.errors import MillraceError, ParameterError, StorageError
-from pipeline.service import systemd
 from pipeline.service.app import make_app
-from pipeline.service.audit import AuditLog
 from pipeline.service.http.app_state import Service
-from pipeline.service.http.connections import BoundedRequests
+from pipeline.service.http.edge.connections import BoundedRequests
+from pipeline.service.http.edge.tls import Renewal, check_certificate, warn_if_plain
 from pipeline.service.http.scrape import begin_job_counts
-from pipeline.service.http.tokens import TokensFile
+from pipeline.service.http.users.tokens import TokensFile
 from pipeline.service.http.views import no_worker
-from pipeline.service.job_process import JobProcesses
+from pipeline.service.reporting import systemd
+from pipeline.service.reporting.audit import AuditLog
+from pipeline.service.reporting.webhooks import Webhooks, check_webhook, read_secret
 from pipeline.service.roots import DataRoots
-from pipeline.service.runner import Limits, Runner
+from pipeline.service.running.job_process import JobProcesses
+from pipeline.service.running.runner import Limits, Runner
 from pipeline.service.settings import AUDIT, JOBS, ServiceSettings
-from pipeline.service.state_folder import noting_crashes, sole_server
 from pipeline.service.store import Store
-from pipeline.service.tls import Renewal, check_certificate, warn_if_plain
-from pipeline.service.webhooks import Webhooks, check_webhook, read_secret
+from pipeline.service.store.state_folder import noting_crashes, sole_server
 from pipeline.stopping import SIGNALS
 from pipeline.workloads import unusable
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.service import systemd
+from pipeline.service.reporting import systemd
 
 FOLDER = Path(__file__).parents[2] / "deploy" / "systemd"
 UNITS = ("millrace-serve.service", "millrace-scheduler.service", "millrace-worker@.service")

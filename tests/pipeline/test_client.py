@@ -28,7 +28,7 @@ from pipeline.client import lines_of
 from pipeline.engine.run import stream_on_device
 from pipeline.errors import MillraceError, OutputError, ServiceError, ServiceRefused
 from pipeline.service.http import api
-from pipeline.service.http.tokens import Tokens, token_line
+from pipeline.service.http.users.tokens import Tokens, token_line
 from pipeline.service.settings import ServiceSettings
 from pipeline.service.store import Store
 from pipeline.stopping import Stopped

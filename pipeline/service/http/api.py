@@ -39,14 +39,14 @@ from pipeline.service.http.admin import cancel_job
 from pipeline.service.http.app_state import Service, ThisService
 from pipeline.service.http.identity import Audit, CurrentUser, Submitter, is_let_in, own_job, user_of, visible_job
 from pipeline.service.http.scrape import TargetGroup, exposition, target_groups
-from pipeline.service.http.tokens import User
+from pipeline.service.http.users.tokens import User
 from pipeline.service.http.views import Submission, event_view, job_view, progress_view, silent_workers
 from pipeline.service.jobs import ACTIVE
-from pipeline.service.parameters import parameters_of
+from pipeline.service.reporting.webhooks import check_webhook
 from pipeline.service.roots import DataRoots
+from pipeline.service.running.parameters import parameters_of
+from pipeline.service.running.together import draw_late_preview
 from pipeline.service.store import JobFilter, NewJob, StoredJob
-from pipeline.service.together import draw_late_preview
-from pipeline.service.webhooks import check_webhook
 from pipeline.storage import archive
 from pipeline.storage.objects import ObjectPath
 from pipeline.storage.positional import PositionalFile

@@ -10,14 +10,14 @@ from typing import Annotated, Any
 
 from fastapi import Depends, Request
 
-from pipeline.service.audit import AuditLog
-from pipeline.service.http.proxies import Proxies
-from pipeline.service.http.sessions import Sessions
-from pipeline.service.http.tokens import Tokens
+from pipeline.service.http.users.proxies import Proxies
+from pipeline.service.http.users.sessions import Sessions
+from pipeline.service.http.users.tokens import Tokens
 from pipeline.service.http.viewing import Viewing
-from pipeline.service.job_process import JobProcesses
+from pipeline.service.reporting.audit import AuditLog
 from pipeline.service.roots import DataRoots
-from pipeline.service.runner import Runner
+from pipeline.service.running.job_process import JobProcesses
+from pipeline.service.running.runner import Runner
 from pipeline.service.settings import ServiceSettings
 from pipeline.service.store import Store
 

@@ -10,8 +10,8 @@ from fastapi.security import HTTPBearer
 from starlette.exceptions import HTTPException
 
 from pipeline.service.http.app_state import Service
-from pipeline.service.http.sessions import COOKIE
-from pipeline.service.http.tokens import User
+from pipeline.service.http.users.sessions import COOKIE
+from pipeline.service.http.users.tokens import User
 from pipeline.service.store import NoSuchJob, StoredJob
 
 LOCAL_USER = User("local", "operator", by="loopback")

@@ -12,7 +12,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pipeline.api_models import SILENT_S, EventView, JobLimits, JobView, ProgressView, StageView
 from pipeline.engine.stages import STAGES, StageTotals
 from pipeline.service.jobs import ACTIVE
-from pipeline.service.run import UnderWay
+from pipeline.service.running.run import UnderWay
 from pipeline.service.store import MOST_OF_AN_ARRAY, NewJob, StoredEvent, StoredJob
 
 # Of all jobs of one request: storing them takes a second, in which no other job can be stored.

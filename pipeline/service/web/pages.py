@@ -25,10 +25,10 @@ from pipeline.config import format_bytes
 from pipeline.engine.stages import STAGES
 from pipeline.errors import MillraceError, printable
 from pipeline.service.http.app_state import Service, ThisService
-from pipeline.service.http.data.files import list_files
+from pipeline.service.http.data.files import FolderPath, NamePart, list_files
 from pipeline.service.http.identity import Audit, submitter_of, user_of, visible_job
-from pipeline.service.http.sessions import COOKIE
-from pipeline.service.http.tokens import User, digest_of
+from pipeline.service.http.users.sessions import COOKIE
+from pipeline.service.http.users.tokens import User, digest_of
 from pipeline.service.http.views import progress_view
 from pipeline.service.jobs import ACTIVE
 from pipeline.service.roots import is_text
@@ -165,11 +165,7 @@ def submit(
 
 @_pages.get("/data")
 def browse(
-    service: ThisService,
-    viewer: _Viewer,
-    path: Annotated[str | None, Query(max_length=4096)] = None,
-    after: Annotated[str, Query(max_length=255)] = "",
-    contains: Annotated[str, Query(max_length=255)] = "",
+    service: ThisService, viewer: _Viewer, path: FolderPath = None, after: NamePart = "", contains: NamePart = ""
 ) -> Response:
     found = list_files(service, viewer, path, after, contains.strip(), A_PAGE)
     above = [] if found.path is None else list(reversed(Path(found.path).parents))

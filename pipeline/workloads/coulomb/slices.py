@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from pipeline.formats.grid.base import GridHeader
 from pipeline.formats.image.base import Region
-from pipeline.formats.image.figure import Axis, ColourBar, Panel, figure
+from pipeline.formats.image.preview.figure import Axis, ColourBar, Panel, figure
 
 LONGEST_SIDE = 512
 SMALLEST_SIDE = 256

@@ -15,8 +15,8 @@ from pipeline.formats.charges.base import Array
 from pipeline.formats.grid import map_format_for_output
 from pipeline.formats.grid.base import GridHeader
 from pipeline.formats.image.base import ImageHeader, ImageWriter, Region
-from pipeline.formats.image.figure import plot
 from pipeline.formats.image.preview import write_pixels
+from pipeline.formats.image.preview.figure import plot
 from pipeline.storage.partial import Callback, behind_link, no_callback, partial_path
 from pipeline.storage.writable import writing
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from pipeline.errors import StorageError
 from pipeline.formats.image.metadata import Calibration, Step
-from pipeline.formats.image.preview_marks import lettered, marked
+from pipeline.formats.image.preview.marks import lettered, marked
 from pipeline.formats.series.base import SeriesHeader
 from pipeline.formats.series.png import BRIGHTEST
 

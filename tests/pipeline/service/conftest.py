@@ -10,8 +10,8 @@ from fastapi.testclient import TestClient
 
 from pipeline.errors import ServiceRefused
 from pipeline.service.app import make_app
-from pipeline.service.http import recent
 from pipeline.service.http.app_state import Service
+from pipeline.service.http.edge import recent
 from pipeline.service.roots import DataRoots
 from pipeline.service.settings import ServiceSettings
 from pipeline.service.store import Store

@@ -14,9 +14,9 @@ from pipeline.engine.devices.device import CpuDevice
 from pipeline.engine.run import stream_on_device
 from pipeline.service.app import make_app
 from pipeline.service.http.app_state import Service
-from pipeline.service.http.connections import BoundedRequests
+from pipeline.service.http.edge.connections import BoundedRequests
 from pipeline.service.roots import DataRoots
-from pipeline.service.runner import Limits, Runner
+from pipeline.service.running.runner import Limits, Runner
 from pipeline.service.settings import ServiceSettings
 from pipeline.service.store import Store
 from tests.images import write_image

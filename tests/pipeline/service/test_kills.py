@@ -23,7 +23,7 @@ from pipeline.engine.stages import StageRecord
 from pipeline.errors import ParameterError
 from pipeline.service.server import serve
 from pipeline.service.settings import ServiceSettings
-from pipeline.service.state_folder import sole_server
+from pipeline.service.store.state_folder import sole_server
 from pipeline.workloads import JobSpec, workloads
 from tests.images import names_in, read_image, write_image
 from tests.pipeline.service.soak import (
@@ -203,6 +203,6 @@ def test_a_state_folder_that_cannot_be_locked_is_no_other_servers(tmp_path, monk
     def flock(*_):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
-    monkeypatch.setattr("pipeline.service.state_folder.fcntl.flock", flock)
+    monkeypatch.setattr("pipeline.service.store.state_folder.fcntl.flock", flock)
     with pytest.raises(ParameterError, match=r"cannot be locked \(No locks available\); choose one on a local disk"):
         serve(ServiceSettings(state_dir=tmp_path / "state", data_roots=[tmp_path]))

@@ -19,7 +19,7 @@ from pipeline.config import Settings
 from pipeline.engine.devices import discovery
 from pipeline.errors import DeviceUnavailable, ParameterError
 from pipeline.service import server
-from pipeline.service.http.tokens import TokensFile, token_line
+from pipeline.service.http.users.tokens import TokensFile, token_line
 from pipeline.service.settings import ServiceSettings
 from pipeline.service.store import Store
 

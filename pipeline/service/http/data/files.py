@@ -17,7 +17,7 @@ from pipeline.formats import image as images
 from pipeline.formats.image.zarr import is_zarr
 from pipeline.service.http.app_state import Service, ThisService
 from pipeline.service.http.identity import CurrentUser
-from pipeline.service.http.tokens import User
+from pipeline.service.http.users.tokens import User
 from pipeline.service.roots import DataRoots, is_text
 from pipeline.storage.confinement import open_beneath
 from pipeline.storage.objects import ObjectPath
@@ -26,6 +26,9 @@ from pipeline.storage.positional import reading
 MOST_LISTED = 1000
 _IMAGES = tuple(suffix for form in images.FORMATS for suffix in form.suffixes)
 
+FolderPath = Annotated[str | None, Query(max_length=4096)]
+NamePart = Annotated[str, Query(max_length=255)]
+
 folders = APIRouter()
 
 
@@ -33,9 +36,9 @@ folders = APIRouter()
 def list_files(
     service: ThisService,
     user: CurrentUser,
-    path: Annotated[str | None, Query(max_length=4096)] = None,
-    after: Annotated[str, Query(max_length=255)] = "",
-    contains: Annotated[str, Query(max_length=255)] = "",
+    path: FolderPath = None,
+    after: NamePart = "",
+    contains: NamePart = "",
     limit: Annotated[int, Query(ge=1, le=MOST_LISTED)] = 200,
 ) -> FolderView:
     """A folder under the data roots by name; without a path, the data roots themselves. Hidden files, and names that

@@ -22,8 +22,8 @@ from pipeline.formats.slices.drawing import LONGEST_SIDE
 from pipeline.service.http.app_state import Service, ThisService
 from pipeline.service.http.data.files import found_beneath
 from pipeline.service.http.identity import Audit, Auditor, CurrentUser
-from pipeline.service.http.tokens import User
-from pipeline.service.job_process import ProcessDied
+from pipeline.service.http.users.tokens import User
+from pipeline.service.running.job_process import ProcessDied
 from pipeline.storage.objects import ObjectPath
 from pipeline.storage.positional import reading
 

@@ -17,7 +17,7 @@ from pipeline.client import Client
 from pipeline.engine.run import stream_on_device
 from pipeline.errors import ServiceRefused
 from pipeline.service.http import admin as admin_routes
-from pipeline.service.http.tokens import Tokens, token_line
+from pipeline.service.http.users.tokens import Tokens, token_line
 from pipeline.service.jobs import LeaseLost
 from pipeline.service.store import Facts, Used
 from tests.images import write_image

@@ -15,8 +15,8 @@ import pytest
 from pipeline.api_models import State
 from pipeline.errors import ParameterError, StorageError
 from pipeline.service.http import api
-from pipeline.service.http.access import MOST_BODY_BYTES
-from pipeline.service.http.tokens import Tokens, User, new_token, token_line
+from pipeline.service.http.edge.access import MOST_BODY_BYTES
+from pipeline.service.http.users.tokens import Tokens, User, new_token, token_line
 from pipeline.service.jobs import CancelRequested, Computed, Planned, Progressed, Published
 from pipeline.service.store.transaction import Reading
 from tests.pipeline.service.calls import JOB, accepted, assert_problem, submit, succeed

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from pipeline.api_models import State
-from pipeline.service.http.tokens import Tokens, token_line
+from pipeline.service.http.users.tokens import Tokens, token_line
 from pipeline.service.settings import ServiceSettings
 from pipeline.service.store import JobFilter
 from tests.pipeline.service.calls import JOB, assert_problem, succeed

@@ -27,7 +27,7 @@ from pipeline.service import server
 from pipeline.service.app import make_app
 from pipeline.service.http.app_state import Service
 from pipeline.service.roots import DataRoots
-from pipeline.service.runner import Limits, Runner
+from pipeline.service.running.runner import Limits, Runner
 from pipeline.service.settings import ServiceSettings
 from pipeline.service.store import NewJob, Store
 from tests.images import read_image, write_image

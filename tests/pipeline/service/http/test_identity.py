@@ -8,9 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from pipeline.errors import ParameterError
-from pipeline.service.http import sessions as sessions_module
-from pipeline.service.http.sessions import Sessions
-from pipeline.service.http.tokens import Tokens, TokensFile, digest_of, new_token, revoke, token_line
+from pipeline.service.http.users import sessions as sessions_module
+from pipeline.service.http.users.sessions import Sessions
+from pipeline.service.http.users.tokens import Tokens, TokensFile, digest_of, new_token, revoke, token_line
 from pipeline.service.settings import load_service_settings
 from pipeline.service.store import SESSIONS_OF_A_TOKEN
 from tests.pipeline.service.calls import JOB, assert_problem

@@ -6,7 +6,7 @@ from contextlib import suppress
 
 import pytest
 
-from pipeline.service.http.tokens import Tokens, token_line
+from pipeline.service.http.users.tokens import Tokens, token_line
 from pipeline.service.jobs import Computed, Planned, Published
 from pipeline.service.store import Facts
 

@@ -28,7 +28,7 @@ from pipeline.service.http.app_state import Service
 from pipeline.service.http.scrape import begin_job_counts, exposition, target_groups
 from pipeline.service.jobs import CancelRequested, Failed
 from pipeline.service.roots import DataRoots
-from pipeline.service.runner import Limits, Runner
+from pipeline.service.running.runner import Limits, Runner
 from pipeline.service.settings import ServiceSettings
 from pipeline.service.store import NewJob, Store
 from pipeline.workloads import workloads

@@ -10,7 +10,7 @@ import pytest
 from pipeline.client import Client
 from pipeline.engine.run import stream_on_device
 from pipeline.errors import printable
-from pipeline.service.http.tokens import Tokens, new_token, token_line
+from pipeline.service.http.users.tokens import Tokens, new_token, token_line
 from tests.pipeline.service.live import WAIT_S, live_service
 from tests.pipeline.service.web.browsing import NEEDS_CHROMIUM, PHONE, page_of, playwright, shows
 

@@ -9,9 +9,9 @@ from urllib.parse import quote
 import pytest
 
 from pipeline.engine.stages import StageRecord
-from pipeline.service.http.tokens import Tokens, new_token, token_line
+from pipeline.service.http.users.tokens import Tokens, new_token, token_line
 from pipeline.service.jobs import Failed, Planned
-from pipeline.service.run import UnderWay
+from pipeline.service.running.run import UnderWay
 from tests.pipeline.service.calls import accepted, succeed
 
 EVIL = '<script>alert("x")</script>'

@@ -9,7 +9,7 @@ import shlex
 import numpy as np
 import pytest
 
-from pipeline.service.http.tokens import Tokens, token_line
+from pipeline.service.http.users.tokens import Tokens, token_line
 from pipeline.service.web.reference import marked, operations
 from tests.images import write_image
 

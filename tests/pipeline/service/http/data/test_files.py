@@ -7,7 +7,7 @@ import os
 import numpy as np
 import pytest
 
-from pipeline.service.http.tokens import Tokens, token_line
+from pipeline.service.http.users.tokens import Tokens, token_line
 from tests.images import write_image
 from tests.pipeline.service.calls import assert_problem
 

@@ -17,12 +17,12 @@ from pipeline.cluster.dask.worker_start import start_fork_server
 from pipeline.formats import image as images
 from pipeline.formats.image.base import ImageHeader, Region, Storage
 from pipeline.formats.slices import drawing
-from pipeline.service.audit import AuditLog
 from pipeline.service.http import viewing
 from pipeline.service.http.data import images as views
-from pipeline.service.http.tokens import Tokens, token_line
+from pipeline.service.http.users.tokens import Tokens, token_line
 from pipeline.service.http.viewing import Viewing
-from pipeline.service.job_process import JobProcesses
+from pipeline.service.reporting.audit import AuditLog
+from pipeline.service.running.job_process import JobProcesses
 from tests.images import write_image
 from tests.pipeline.service.calls import assert_problem
 

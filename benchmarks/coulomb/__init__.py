@@ -1,0 +1,1 @@
+"""Potential maps, as kernels and as whole jobs."""

@@ -1,0 +1,1 @@
+"""Streaming, overlap and collectives against the limits of the bus and the network."""

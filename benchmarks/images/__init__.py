@@ -1,0 +1,1 @@
+"""Filters of images against other libraries."""

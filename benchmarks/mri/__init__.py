@@ -1,0 +1,1 @@
+"""Non-uniform Fourier transforms and MRI reconstruction against other programs."""

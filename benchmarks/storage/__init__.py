@@ -1,0 +1,1 @@
+"""Reading and writing, from and to files and object stores."""

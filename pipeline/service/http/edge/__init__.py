@@ -1,0 +1,1 @@
+"""What each request passes before a route answers it: TLS, bounds on connections, access checks, recent answers."""
