@@ -47,9 +47,10 @@ def filtered(
 
     given = out is not None and variant is None and image.flags.c_contiguous
     layout = _layout(image, task, out, difference) if given else None
-    if layout is not None and layout in _repeats and cupy.cuda.runtime.getDevice() == image.data.device_id:
-        repeat, arrays = _repeats[layout], _arrays(image, out, difference)
-        repeat.launch([array.data.ptr for array in arrays], _stream(stream).ptr)
+    known = None if layout is None else _repeats.get(layout)
+    if known is not None and cupy.cuda.runtime.getDevice() == image.data.device_id:
+        current = cupy.cuda.get_current_stream() if stream is None else stream
+        known.launch([array.data.ptr for array in _arrays(image, out, difference)], current.ptr)
         if difference is not None:
             difference.is_done = True
         return out
@@ -94,12 +95,6 @@ def _layout(image: Any, task: Task, out: Any, difference: Difference | None) -> 
     aligned = tuple(pointer % ALIGNMENT for pointer in pointers)
     subtracted = None if difference is None else (difference.reverse, difference.image.strides)
     return task, repr(task.cval), repr(task.nodata), aligned, subtracted, image.data.device_id
-
-
-def _stream(stream: Any) -> Any:
-    import cupy
-
-    return cupy.cuda.get_current_stream() if stream is None else stream
 
 
 # In the order of the source, naive to fast: production uses the last that applies.

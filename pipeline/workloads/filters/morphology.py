@@ -69,11 +69,10 @@ def _apply(
             filters[0](block, out=out, **options)
             return
         found = filters[0](block, **options)
-        first = [*edges.first]
-        for axis in axes:  # an erosion reaches farther to the left, a dilation to the right
-            reach = block.shape[axis] - found.shape[axis]
-            first[axis] += (reach + (filters[0] is grey_erosion)) // 2
-        replace(edges, first=tuple(first)).extend(found, axes)
+        is_left = filters[0] is grey_erosion  # an erosion reaches farther to the left, a dilation to the right
+        lost = (n - m for n, m in zip(block.shape, found.shape, strict=True))
+        first = tuple(at + (each + is_left) // 2 for at, each in zip(edges.first, lost, strict=True))
+        replace(edges, first=first).extend(found, axes)
         kept = block[tuple(slice((n - m) // 2, (n + m) // 2) for n, m in zip(block.shape, out.shape, strict=True))]
         taken = Difference(image=kept, reverse=operation == "bottomhat") if "hat" in operation else None
         filters[1](found, out=out, difference=taken, **options)
