@@ -10,9 +10,9 @@
 //               suffix | middle . . . . |prefix          prefix of the run it ends in, minimum from its start
 //
 //   each thread      down the columns. Windows of up to eight rows: runs of two, whose suffixes lie in shared memory, a
-//                    ring for each thread. Larger ones: the eight rows at which the windows of these eight begin are
-//                    loaded once more, and the middle is the same for all; the ring has two vectors for each eight
-//                    rows, so that a thread's memory is a quarter of the window, and any window leaves enough threads.
+//                    ring for each thread. Larger ones: the rows at which the windows of these four or eight begin are
+//                    loaded once more, and the middle is the same for all; the ring has two vectors for each four or
+//                    eight rows, so that a thread's memory is half or a quarter of the window.
 //        |           The next rows are on their way from here on.
 //        |  barrier    each waits for all others of the block
 //   each thread      along the rows. Runs of 16 bytes, a thread's own; it reads the others' from shared memory. Windows
@@ -34,8 +34,7 @@
 
 #include "extremes.cuh"
 
-constexpr int BOX_THREADS = 256, MANY_BLOCKS = 2, FEW_BLOCKS = 3;
-constexpr int MANY_ROWS = 8, FEW_ROWS = 4, UNROLLED = 2;  // of a group
+constexpr int BOX_THREADS = 256;
 
 struct BoxTask {
     long long planes, in_plane, out_plane, in_pitch, out_pitch;  // samples from plane to plane, and from row to row
@@ -440,12 +439,13 @@ __device__ __noinline__ Vector<Sample> subtracted(const Sample* image, long long
     return found;
 }
 
-template <typename Sample, bool LEAST, bool MANY>
-__global__ void __launch_bounds__(BOX_THREADS, MANY ? MANY_BLOCKS : FEW_BLOCKS) extreme_box(
+// ROWS: of a group, 4 or 8. MANY: a window has more rows than that.
+template <typename Sample, bool LEAST, int ROWS, bool MANY>
+__global__ void __launch_bounds__(BOX_THREADS, ROWS == 8 ? 2 : 3) extreme_box(
     const Sample* __restrict__ in, Sample* __restrict__ out, const Sample* __restrict__ image,
     const __grid_constant__ BoxTask task, Sample cval, Sample nodata, Sample empty) {
     using V = Vector<Sample>;
-    constexpr int SAMPLES = V::SAMPLES, WORDS = V::WORDS, EACH = SAMPLES_A_WORD<Sample>, ROWS = MANY ? MANY_ROWS : FEW_ROWS;
+    constexpr int SAMPLES = V::SAMPLES, WORDS = V::WORDS, EACH = SAMPLES_A_WORD<Sample>;
     extern __shared__ ulonglong2 vectors[];
     const int threads = blockDim.x, thread = threadIdx.x;
     V* const ring = reinterpret_cast<V*>(vectors) + thread;
@@ -547,7 +547,7 @@ __global__ void __launch_bounds__(BOX_THREADS, MANY ? MANY_BLOCKS : FEW_BLOCKS) 
 
     // The results whose windows end in rows n … of the band, by `along(place, begin)` of the rows in shared memory.
     const auto emit_rows = [&](int n, auto along, auto before_of) {
-#pragma unroll UNROLLED
+#pragma unroll 1
         for (int j = 0; j < ROWS; ++j) {
             if (n + j < task.taps_y - 1 || n + j >= total) continue;
             const long long y = out_y + (n + j) * on;

@@ -14,17 +14,24 @@ from kernels.runtime.launch import kernel, multiprocessors, shared_bytes_a_multi
 from kernels.smoothing.borders import MODES
 
 ENTRIES = tuple(
-    f"{name}<{c_type}, {least}{many}>"
-    for name, many in (("extreme_box", ", true"), ("extreme_box", ", false"), ("extreme_rows", ""))
+    f"{name}<{c_type}, {least}{rows}>"
+    for name, rows in (
+        ("extreme_box", ", 4, false"),
+        ("extreme_box", ", 4, true"),
+        ("extreme_box", ", 8, true"),
+        ("extreme_rows", ""),
+    )
     for c_type in C_TYPES.values()
     for least in ("true", "false")
 )
 ROW_THREADS, ROW_WORDS = 256, 16  # of extremes.cuh
-BOX_THREADS, MANY_BLOCKS, FEW_BLOCKS, MANY_ROWS, FEW_ROWS = 256, 2, 3, 8, 4  # of box.cuh
+BOX_THREADS = 256  # of box.cuh
+BLOCKS = {4: 3, 8: 2}  # of a multiprocessor, by the rows of a group
+FEW, SOME = 8, 20  # rows of a window: more than FEW are loaded twice, up to SOME in groups of four
 VECTOR = 16  # bytes
 # By the bytes of shared memory from which they hold: samples of a window down a column, more of which leave too few
 # threads on a multiprocessor; bytes of one along a row, more of which leave too few results of a tile.
-MOST = ((160 << 10, 136, 1040), (0, 64, 520))
+MOST = ((160 << 10, 64, 1040), (0, 24, 520))
 ENOUGH_THREADS = 384  # of a multiprocessor
 NARROW_BYTES = 128  # of the samples inside an axis: below this, a warp's columns are no whole lines of memory
 MAX_BLOCKS = (1 << 31) - 1
@@ -186,9 +193,8 @@ def _launch_box(task: BoxTask, types: str, itemsize: int, stream: Any, arguments
     source, target, *_ = arguments
     task.aligned_in = task.in_pitch % each == source.data.ptr % VECTOR == 0
     task.aligned_out = task.out_pitch % each == target.data.ptr % VECTOR == 0
-    is_many = task.taps_y > 2 * FEW_ROWS
-    group, blocks = (MANY_ROWS, MANY_BLOCKS) if is_many else (FEW_ROWS, FEW_BLOCKS)
-    task.slots = -(-(task.taps_y - 1) // MANY_ROWS) if is_many else 0 if task.taps_y == 1 else task.taps_y // 2 * 2 + 2
+    is_many, group = task.taps_y > FEW, 8 if task.taps_y > SOME else 4
+    task.slots = -(-(task.taps_y - 1) // group) if is_many else 0 if task.taps_y == 1 else task.taps_y // 2 * 2 + 2
     ahead = (0 if task.aligned_out else each - 1) + each - 1  # at most: samples of a tile before its first window
     is_short = task.taps_x < 2 * each
     is_direct = task.taps_x == 1 and task.aligned_out and task.first_x % each == 0
@@ -202,12 +208,12 @@ def _launch_box(task: BoxTask, types: str, itemsize: int, stream: Any, arguments
     rows = -(-task.out_rows // task.step)
     threads, task.band = _shape(
         bytes_a_thread, lost, -(-(task.out_columns + ahead) // each), rows, task.planes * task.step,
-        task.taps_y, blocks * BOX_THREADS, multiprocessors(), shared_bytes_a_multiprocessor(),
+        task.taps_y, BLOCKS[group] * BOX_THREADS, multiprocessors(), shared_bytes_a_multiprocessor(),
     )  # fmt: skip
     task.tile = (threads - lost) * each
     task.tiles = -(-(task.out_columns + (0 if task.aligned_out else each - 1)) // task.tile)
     task.bands = -(-rows // task.band)
-    kernel("rank", f"extreme_box<{types}, {'true' if is_many else 'false'}>").launch(
+    kernel("rank", f"extreme_box<{types}, {group}, {'true' if is_many else 'false'}>").launch(
         (task.tiles * task.step * task.bands * task.planes,), (threads,), arguments,
         shared_bytes=threads * bytes_a_thread, stream=stream,
     )  # fmt: skip
@@ -238,7 +244,7 @@ def _shape(
             bands = min(max(1, waves * processors * held // (tiles * others)), rows)
             band = -(-rows // bands)
             turns = -(-tiles * others * bands // (processors * held))
-            time = turns * (band + (taps - 1) / 2 + 2 * MANY_ROWS) * held * threads * slowed
+            time = turns * (band + (taps - 1) / 2 + 16) * held * threads * slowed
             if time < least:
                 best, least = (threads, band), time
     return best

@@ -20,7 +20,6 @@
 // Sources: Adams, "Fast median filters using separable sorting networks" (2021); Sugy, "Hierarchical tiling" (2025).
 #pragma once
 
-#include "extremes.cuh"
 #include "gather.cuh"
 #include "networks.cuh"
 
@@ -144,7 +143,7 @@ __global__ void __launch_bounds__(ACROSS * DOWN) median_square(
     const long long from_x = x0 + task.first_x + SIZE / 2 - LEAD, from_y = y0 + task.first_y;
     const int thread = threadIdx.y * ACROSS + threadIdx.x;
     bool nan = false;
-    const bool inside = from_x >= 0 && from_x + (STRIPS - 1) * SPAN + LOADED <= task.columns;
+    const bool inside = task.aligned_in && from_x >= 0 && from_x + (STRIPS - 1) * SPAN + LOADED <= task.columns;
     struct __align__(4 * sizeof(Sample)) Four {
         Sample sample[4];
     };
@@ -159,7 +158,7 @@ __global__ void __launch_bounds__(ACROSS * DOWN) median_square(
         target[0] = {word[0], word[1]};
         target[1] = {word[2], word[3]};
     };
-    const auto load_inside = [&](auto four_at) {
+    if (inside && from_y >= 0 && from_y + LINES <= task.rows) {
         // All loads of a thread are under way before it stores the first. A warp takes every WARPS-th line, 32 groups of
         // four of it; the two groups that are left of each line are shared out after that.
         constexpr int WARPS = ACROSS * DOWN / 32, MOST = (LINES + WARPS - 1) / WARPS;
@@ -172,31 +171,16 @@ __global__ void __launch_bounds__(ACROSS * DOWN) median_square(
 #pragma unroll
             for (int strip = 0; strip < STRIPS; ++strip)
                 if (warp + i * WARPS < LINES)
-                    loaded[i][strip] = four_at(corner + (warp + i * WARPS) * task.columns + 4 * lane + strip * SPAN);
+                    loaded[i][strip] = *reinterpret_cast<const Four*>(
+                        corner + (warp + i * WARPS) * task.columns + 4 * lane + strip * SPAN);
 #pragma unroll
         for (int strip = 0; strip < STRIPS; ++strip)
             if (edge_y < LINES)
-                edge[strip] = four_at(corner + edge_y * task.columns + edge_x + strip * SPAN);
+                edge[strip] = *reinterpret_cast<const Four*>(corner + edge_y * task.columns + edge_x + strip * SPAN);
 #pragma unroll
         for (int i = 0; i < MOST; ++i)
             if (warp + i * WARPS < LINES) store(warp + i * WARPS, 4 * lane, loaded[i]);
         if (edge_y < LINES) store(edge_y, edge_x, edge);
-    };
-    if (inside && from_y >= 0 && from_y + LINES <= task.rows) {
-        if (task.aligned_in) {
-            load_inside([](const Sample* at) { return *reinterpret_cast<const Four*>(at); });
-        } else {
-            load_inside([](const Sample* at) {
-                constexpr int WORDS = sizeof(Four) / 4;
-                union {
-                    unsigned word[WORDS];
-                    Four four;
-                } found;
-#pragma unroll
-                for (int k = 0; k < WORDS; ++k) found.word[k] = word_at(at + k * SAMPLES_A_WORD<Sample>);
-                return found.four;
-            });
-        }
     } else {
         constexpr int GROUPS = LOADED / 4;
         for (int i = thread; i < LINES * GROUPS; i += ACROSS * DOWN) {
