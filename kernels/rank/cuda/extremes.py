@@ -232,7 +232,7 @@ def _shape(
     shared: int,
 ) -> tuple[int, int]:
     """Threads of a block and rows of a band, for the least time by this model: a block's time is its rows', and blocks
-    come in waves, each of those that the device holds."""
+    come in waves, each of those that the device holds; the last ends half a one late."""
     best, least = (0, 0), math.inf
     for threads in range(BOX_THREADS, 0, -32):
         held = min(shared // (threads * bytes_a_thread + 1024), most // threads)
@@ -240,11 +240,11 @@ def _shape(
             continue
         tiles = -(-vectors // (threads - lost))
         slowed = max(1.0, ENOUGH_THREADS / (threads * held)) ** 0.5
-        for waves in range(1, 9):
+        for waves in range(1, 5):
             bands = min(max(1, waves * processors * held // (tiles * others)), rows)
             band = -(-rows // bands)
             turns = -(-tiles * others * bands // (processors * held))
-            time = turns * (band + (taps - 1) / 2 + 16) * held * threads * slowed
+            time = (turns + 0.5) * (band + (taps - 1) / 2 + 8) * held * threads * slowed
             if time < least:
                 best, least = (threads, band), time
     return best
