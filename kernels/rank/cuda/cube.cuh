@@ -9,7 +9,7 @@
 //                               next two results share [p3 p4].
 //
 // About 40 minima or maxima a result, and 370 for SIZE 5. Samples of the next two planes are on their way meanwhile. Lanes
-// wait for the others of their warp as they exchange columns, and for nobody else.
+// only wait for the others of their warp, as they exchange columns.
 #pragma once
 
 #include "gather.cuh"
