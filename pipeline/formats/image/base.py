@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.codecs.packed import PackedBlocks
 from pipeline.errors import ParameterError, counted
 from pipeline.formats import Reader
 from pipeline.formats.image.metadata import Calibration
@@ -190,6 +191,17 @@ class ImageReader(Reader):
 
         Raises InputError if the file is truncated or corrupt, StorageError if reading fails.
         """
+
+    @property
+    def packs(self) -> bool:
+        """Whether `read_packed` is of use."""
+        return False
+
+    def read_packed(self, region: Region, memory: NDArray[np.uint8]) -> PackedBlocks | None:
+        """Gather the region's encoded blocks in `memory`, for a device that decodes them; None if it cannot, or if they
+        do not fit: then `read` is called. Raises as `read`.
+        """
+        return None
 
     def at_level(self, level: int) -> ImageReader:
         """A reader of a level of the file's pyramid, 1 to `header.levels` - 1; close it too."""

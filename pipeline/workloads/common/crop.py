@@ -101,6 +101,10 @@ class CroppedReader(ImageReader):
     def read(self, region: Region, out: NDArray[Any]) -> None:
         self.whole.read(self.moved(region), out)
 
+    @property
+    def packs(self) -> bool:
+        return self.whole.packs
+
     def expect(self, spans: Sequence[Sequence[tuple[int, int]]]) -> None:
         moved = [[(a + first, b + first) for a, b in each] for each, first in zip(spans, self.start, strict=True)]
         self.whole.expect(moved)

@@ -6,9 +6,10 @@ import fcntl
 import itertools
 import json
 import math
+import operator
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -18,7 +19,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from kernels.blocks import AXES
 from pipeline.codecs.chunk_codec import ChunkCodec, Stage
+from pipeline.codecs.packed import ChunkForm, origin_rows
 from pipeline.codecs.parallel import for_each
 from pipeline.codecs.scratch import scratch
 from pipeline.errors import OutputError
@@ -114,13 +117,26 @@ class ZarrWriter(PartialWriter):
             raise
 
     def write(self, region: Region, samples: NDArray[Any]) -> None:
+        self._write(region, samples, self._levels[0].write)
+
+    def chunk_form(self, region: Region) -> ChunkForm | None:
+        """As `pipeline.workloads.protocol.TakesPacked`."""
+        return self._levels[0].chunk_form(region)
+
+    def write_packed(self, region: Region, samples: NDArray[Any], chunks: Sequence[NDArray[np.uint8]]) -> None:
+        """As `write`; `chunks`: those of the image itself, encoded, in the order of `chunk_form`."""
+        self._write(region, samples, lambda part, _: self._levels[0].write_packed(part, chunks))
+
+    def _write(
+        self, region: Region, samples: NDArray[Any], write_image: Callable[[Region, NDArray[Any]], None]
+    ) -> None:
         require_fit(self.header, region, samples)
         if samples.size == 0:
             return
         count = len(self._levels) - 1
         if count:
             require_alignment(self.header, region)
-        self._levels[0].write(region, samples)
+        write_image(region, samples)
         for level, part, reduced in self._reduction.levels_of(region, samples, count):
             self._levels[level].write(part, reduced)
 
@@ -209,6 +225,43 @@ class _Level:
                 with self._alone(self._partial) as older:
                     for_each(lambda file: store(file, older), parts, file_bytes)
 
+    def chunk_form(self, region: Region) -> ChunkForm | None:
+        """How a device may encode a region; None unless it consists of whole files of Blosc chunks."""
+        start, stop = self._in_order(region.start), self._in_order(region.stop)
+        codec, stages = self._array.codec, self._array.codec.stages
+        if [stage.name for stage in stages] != ["blosc"] or stages[0].options["cname"] not in ("lz4", "zstd"):
+            return None
+        if not all(map(operator.lt, start, stop)) or len(codec.shape) > AXES or codec.dtype.itemsize > 8:
+            return None
+        if not all(self._covers(start, stop, file) for file in _under(start, stop, self._array.file_shape)):
+            return None
+        origins = [
+            tuple(n * size - first for n, size, first in zip(place, codec.shape, start, strict=True))
+            for place in _under(start, stop, codec.shape)
+        ]
+        return ChunkForm(
+            codec=stages[0].options["cname"], chunk=codec.shape, origins=origin_rows(origins, len(codec.shape)),
+            view=lambda samples: samples.transpose(self._order),
+        )  # fmt: skip
+
+    def write_packed(self, region: Region, encoded: Sequence[NDArray[np.uint8]]) -> None:
+        """Store the encoded chunks of a region of whole files."""
+        start, stop = self._in_order(region.start), self._in_order(region.stop)
+        chunks = dict(zip(_under(start, stop, self._array.codec.shape), encoded, strict=True))
+
+        def store(file: Place) -> None:
+            stored = [chunks.get(chunk) for chunk in self._chunks_of(file)]
+            self._partial.put(f"{self._name}/{self._array.name(file)}", shard_of(self._array, stored))
+
+        with writing(self.path, sum(map(len, encoded))), self._partial.in_use():
+            files = list(_under(start, stop, self._array.file_shape))
+            for_each(store, files, waits=isinstance(self._partial, PartialObjects))
+
+    def _chunks_of(self, file: Place) -> list[Place]:
+        """The chunks of a file in C order."""
+        first = [number * count for number, count in zip(file, self._array.per_file, strict=True)]
+        return [tuple(map(sum, zip(first, within, strict=True))) for within in np.ndindex(*self._array.per_file)]
+
     def _change_object(self, spans: Sequence[_Spans], stored: NDArray[Any], file: Place) -> None:
         """Write an object that the region covers in part, with the older one's other samples."""
         assert isinstance(self._partial, PartialObjects)
@@ -274,8 +327,7 @@ class _Level:
             data = self._encoded_chunk(chunk, spans, stored, older)
             found[chunk] = None if data is None else data.copy()  # the thread encodes others
 
-        first = [number * count for number, count in zip(file, array.per_file, strict=True)]
-        chunks = [tuple(map(sum, zip(first, within, strict=True))) for within in np.ndindex(*array.per_file)]
+        chunks = self._chunks_of(file)
         for_each(encode, chunks, array.codec.nbytes)
         return [found[chunk] for chunk in chunks]
 
