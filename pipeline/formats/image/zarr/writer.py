@@ -222,9 +222,7 @@ class _Level:
             whole: list[Place] = []
             parts: list[Place] = []
             for file in _under(start, stop, self._array.file_shape):
-                first, last = self._box(file)
-                covers = all(a <= c and d <= b for a, b, c, d in zip(start, stop, first, last, strict=True))
-                (whole if covers else parts).append(file)
+                (whole if self._covers(start, stop, file) else parts).append(file)
             self._store(start, stop, stored, whole, are_whole=True)
             if parts:
                 with self._sharing:
@@ -379,6 +377,10 @@ class _Level:
 
     def _in_order(self, values: Sequence[int]) -> tuple[int, ...]:
         return tuple(values[axis] for axis in self._order)
+
+    def _covers(self, start: Place, stop: Place, file: Place) -> bool:
+        """Whether a region of the array holds all of a file's samples."""
+        return all(a <= c and d <= b for a, b, c, d in zip(start, stop, *self._box(file), strict=True))
 
     def _box(self, file: Place) -> tuple[Place, Place]:
         """The corners of a file's samples in the array."""
