@@ -477,7 +477,9 @@ def memory(folder: Path, options: argparse.Namespace) -> Iterator[Figure]:
     with service.running() as client:
         for done in range(0, options.jobs + 1, step):
             batch = next(label)
-            for number in range(step):
+            if options.together:
+                client.submit_array("smooth", "small.npy", f"m{batch}-{{index}}.npy", f"0-{step - 1}")
+            for number in range(0 if options.together else step):
                 client.submit("smooth", "small.npy", f"m{batch}-{number}.npy")
             while under_way(client):
                 time.sleep(0.2)
@@ -512,6 +514,7 @@ def main() -> None:
     parser.add_parts(PARTS, default=[name for name in PARTS if name != "memory"])
     parser.add_argument("--seconds", type=float, default=10.0, help="duration of submitting")
     parser.add_argument("--jobs", type=int, default=5000, help="number of jobs of `memory`")
+    parser.add_argument("--together", action="store_true", help="the jobs of `memory` are arrays, which run together")
     parser.add_argument("--files", type=int, default=1000, help="number of images of `array`")
     parser.add_json()
     options = parser.parse_args()

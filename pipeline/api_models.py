@@ -204,6 +204,7 @@ class ImageView(BaseModel):
     samples  : of a pixel, 1 for gray
     levels   : of the pyramid, the image itself included
     channels : names along the axis C, as far as they are known
+    colours  : of the channels that a composite shows together, as RRGGBB; empty if it cannot be shown as one
     """
 
     path: str
@@ -214,6 +215,7 @@ class ImageView(BaseModel):
     samples: int
     levels: int
     channels: list[str]
+    colours: list[str]
 
 
 class CancelledView(BaseModel):

@@ -13,9 +13,9 @@ from pipeline.formats.image.base import ImageHeader, Region
 COMMAND = [sys.executable, "-c", "from pipeline.cli import main; main()"]
 
 
-def write_image(path, samples, axes="YXS", storage=None):
-    """Store samples under a name whose suffix says the format."""
-    header = ImageHeader(shape=samples.shape, axes=axes, dtype=samples.dtype)
+def write_image(path, samples, axes="YXS", storage=None, **known):
+    """Store samples under a name whose suffix says the format; `known`: further facts of the header."""
+    header = ImageHeader(shape=samples.shape, axes=axes, dtype=samples.dtype, **known)
     writer = images.create_image(path, header, storage=storage)
     writer.write(Region.whole(samples.shape), np.ascontiguousarray(samples))
     writer.publish()

@@ -14,6 +14,16 @@ __device__ inline T inclusive_warp_sum(T value) {
     return value;
 }
 
+// The sum over a warp's lanes.
+__device__ inline int warp_sum(int value) {
+#if __CUDA_ARCH__ >= 800
+    return __reduce_add_sync(~0u, value);
+#else
+    for (int reach = 16; reach > 0; reach /= 2) value += __shfl_xor_sync(~0u, value, reach);
+    return value;
+#endif
+}
+
 // The sum of the values of the threads before this one; `total` is that of all. `warps` is shared memory for THREADS / 32
 // values, free again after the block's next barrier.
 template <int THREADS, typename T>

@@ -11,6 +11,7 @@ from kernels.nufft import tuning
 from kernels.nufft.exact import PRECISIONS
 from kernels.nufft.exact import cuda as exact
 from kernels.nufft.gridding import cuda as gridding
+from kernels.nufft.gridding.lines import LARGEST, SMALLEST
 from kernels.nufft.gridding.spreading import grid_shape, kernel_for
 from kernels.nufft.toeplitz import cuda as toeplitz
 from kernels.nufft.toeplitz import subspace_cuda
@@ -35,11 +36,12 @@ def chosen(points: int, shape: tuple[int, ...], eps: float, coils: int) -> str:
     terms = terms_for(eps)
     if terms is None:
         return "gridding"
-    cells = math.prod(grid_shape(shape, kernel_for(eps, len(shape)).oversampling))
+    grid = grid_shape(shape, kernel_for(eps, len(shape)).oversampling)
+    cells = math.prod(grid)
+    in_graph = min(grid) >= SMALLEST and max(grid) <= LARGEST and coils * cells <= tuning.MAX_CAPTURED_CELLS
     exact_s = tuning.EXACT_CALL_S + coils * points * math.prod(shape) / tuning.EXACT_PAIRS_A_S[terms]
-    gridding_s = tuning.GRIDDING_CALL_S + coils * (
-        points * tuning.GRIDDING_SAMPLE_S[len(shape)] + cells * tuning.GRIDDING_CELL_S
-    )
+    gridding_s = tuning.GRIDDING_GRAPH_S if in_graph else tuning.GRIDDING_CALL_S
+    gridding_s += coils * (points * tuning.GRIDDING_SAMPLE_S[len(shape)] + cells * tuning.GRIDDING_CELL_S)
     return "exact" if exact_s < gridding_s else "gridding"
 
 

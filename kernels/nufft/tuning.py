@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-# CUDA, one H200. Cost model of one call, for method "auto": pairs per second of the exact product by number of terms,
-# the fixed cost of a call of each method, and the cost of gridding per sample (by number of axes) and per cell.
-EXACT_PAIRS_A_S = {1: 6e13, 3: 2.5e13}
-EXACT_CALL_S, GRIDDING_CALL_S = 1.0e-4, 1.7e-4
-GRIDDING_SAMPLE_S, GRIDDING_CELL_S = {2: 2.2e-11, 3: 1.5e-10}, 2e-11
+# CUDA, one H200. Cost model of one call, for method "auto": pairs per second of the exact product by number of terms;
+# the fixed cost of a call of each method, and of gridding's if a CUDA graph launches it; and the cost of gridding per
+# sample (by number of axes) and per cell.
+EXACT_PAIRS_A_S = {1: 7e13, 3: 3.2e13}
+EXACT_CALL_S, GRIDDING_CALL_S, GRIDDING_GRAPH_S = 1.35e-4, 8e-5, 2.1e-5
+GRIDDING_SAMPLE_S, GRIDDING_CELL_S = {2: 1.4e-11, 3: 1.6e-10}, 1.3e-11
 # Exact transform: bytes of the table of cosines and sines made at a time (about the L2 cache), and of partial sums.
 TABLE_BYTES, SLOT_BYTES = 64 << 20, 512 << 20
 # Gridding: candidates one warp takes, at least, and as a multiple of the mean; samples one block takes.

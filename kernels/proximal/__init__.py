@@ -21,11 +21,11 @@ from typing import Any
 
 import numpy as np
 
-from kernels.proximal.low_rank import low_rank, rank_scale
+from kernels.proximal.low_rank import MOST_FRAMES, low_rank, rank_scale
 from kernels.runtime.arrays import check_array
 
-__all__ = ["differences", "differences_adjoint", "inner", "low_rank", "magnitudes", "project", "rank_scale"]
-__all__ += ["soft_threshold"]
+__all__ = ["MOST_FRAMES", "differences", "differences_adjoint", "inner", "low_rank", "magnitudes", "project"]
+__all__ += ["next_shift", "rank_scale", "soft_threshold"]
 
 
 def soft_threshold(values: Any, threshold: Any, *, vectors: bool = False) -> Any:
@@ -70,6 +70,17 @@ def differences_adjoint(fields: Any, axes: Sequence[int]) -> Any:
     """The adjoint of `differences`: the negative divergence of fields [axes, *image.shape], an image."""
     _check(fields)
     return _body(fields).differences_adjoint(fields, _axes(fields.ndim - 1, axes))
+
+
+def next_shift(table: Any, row: Any, shift: Any) -> None:
+    """The next of a table's shifts, int32 [rows, axes], in place; `row`, int32 [1], is that of `shift` [axes]."""
+    if isinstance(table, np.ndarray):
+        row[0] = (row[0] + 1) % len(table)
+        shift[...] = table[row[0]]
+    else:
+        from kernels.proximal import cuda
+
+        cuda.next_shift(table, row, shift)
 
 
 def _axes(dimensions: int, axes: Sequence[int]) -> tuple[int, ...]:

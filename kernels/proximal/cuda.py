@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -12,6 +13,8 @@ from kernels.runtime.launch import blocks_of, kernel, multiprocessors, on_stream
 
 OPTIONS: tuple[str, ...] = ()
 THREADS, MOST_PARTS, PARTS_EACH = 256, 1024, 4
+LOW_RANK_PIXELS = 64
+NULL = ctypes.c_void_p(0)
 
 
 class ExtentStruct(ctypes.Structure):
@@ -74,9 +77,21 @@ def _split(values: Any, vectors: bool) -> tuple[int, int]:
     return (values.shape[0], values[0].size) if vectors else (1, values.size)
 
 
-def _launch(name: str, count: int, args: tuple[Any, ...], stream: Any) -> None:
+def _launch(name: str, count: int, args: tuple[Any, ...], stream: Any, dependent: bool = False) -> None:
     if count:
-        kernel("proximal", name).launch((blocks_of(count, THREADS),), (THREADS,), args, stream=stream)
+        blocks = (blocks_of(count, THREADS),)
+        kernel("proximal", name).launch(blocks, (THREADS,), args, stream=stream, dependent_launch=dependent)
+
+
+def next_shift(table: Any, row: Any, shift: Any) -> None:
+    """The table's next row [axes] becomes the shift, in place, and its number `row`."""
+    with on_stream(table) as stream:
+        args = (table, row, shift, *map(ctypes.c_int, table.shape))
+        kernel("proximal", "next_shift").launch((1,), (1,), args, stream=stream, dependent_launch=True)
+
+
+def _sum_blocks(count: int) -> int:
+    return max(min(blocks_of(count, THREADS), PARTS_EACH * multiprocessors(), MOST_PARTS), 1)
 
 
 def _sum(name: str, arrays: tuple[Any, ...], sizes: tuple[Any, ...], count: int) -> Any:
@@ -84,11 +99,89 @@ def _sum(name: str, arrays: tuple[Any, ...], sizes: tuple[Any, ...], count: int)
 
     with on_stream(arrays[0]) as stream:
         arrays = tuple(cupy.ascontiguousarray(each) for each in arrays)
-        blocks = max(min(blocks_of(count, THREADS), PARTS_EACH * multiprocessors(), MOST_PARTS), 1)
+        blocks = _sum_blocks(count)
         parts, ticket = cupy.empty(blocks, cupy.float64), cupy.zeros((), cupy.uint32)
         total = cupy.empty((), cupy.float64)
         kernel("proximal", name).launch((blocks,), (THREADS,), (*arrays, parts, ticket, total, *sizes), stream=stream)
     return total
+
+
+class BlocksStruct(ctypes.Structure):
+    """struct Blocks of low_rank.cuh."""
+
+    _fields_ = [
+        ("frames", ctypes.c_int), ("even", ctypes.c_int), ("size", ctypes.c_int * 3), ("block", ctypes.c_int * 3),
+        ("count", ctypes.c_int * 3), ("shifted", ctypes.c_int),
+    ]  # fmt: skip
+
+
+def low_rank(series: Any, threshold: Any, block: Sequence[int], shift: Any) -> tuple[Any, Any]:
+    import cupy
+
+    with on_stream(series) as stream:
+        series = cupy.ascontiguousarray(series)
+        frames, missing = len(series), (1,) * (4 - series.ndim)
+        size, sizes = missing + series.shape[1:], missing + tuple(block)
+        count = tuple(blocks_of(n, b) for n, b in zip(size, sizes, strict=True))
+        blocks, even = math.prod(count), frames + frames % 2
+        struct = BlocksStruct(frames=frames, even=even, size=size, block=sizes, count=count, shifted=series.ndim - 1)
+        out, by = cupy.empty_like(series), cupy.asarray(threshold, cupy.float32)
+        parts, ticket = cupy.empty(blocks, cupy.float64), cupy.zeros((), cupy.uint32)
+        nuclear = cupy.empty((), cupy.float64)
+        lags = NULL if shift is None else cupy.asarray(shift, cupy.int32)
+        shared_bytes = 8 * (2 * even**2 + frames * LOW_RANK_PIXELS) + 12 * even  # matrices, tile, rotations and factors
+        args = (series, out, by, lags, parts, ticket, nuclear, struct)
+        kernel("proximal", "low_rank").launch((blocks,), (THREADS,), args, stream=stream, shared_bytes=shared_bytes)
+    return out, nuclear
+
+
+class CgStruct(ctypes.Structure):
+    """struct Cg of cg.cuh."""
+
+    _fields_ = [("tolerance", ctypes.c_double), ("damping", ctypes.c_float), ("count", ctypes.c_longlong)]
+
+
+class CgVectors:
+    """The vector operations of conjugate gradients; see cg.cuh. `direction` is what the normal operator is applied to.
+
+    A CUDA graph can hold `step`, for any right-hand side and tolerance.
+    """
+
+    def __init__(self, like: Any, damping: float) -> None:
+        import cupy
+
+        self.solution, self._residual, self.direction = (cupy.empty_like(like) for _ in range(3))
+        self.status = cupy.zeros(1, cupy.float64)
+        self._numbers = cupy.zeros(5, cupy.float64)
+        self.whole = self._numbers[1]  # the right-hand side's square
+        self._blocks = _sum_blocks(like.size)
+        self._parts, self._ticket = cupy.empty(self._blocks, cupy.float64), cupy.zeros((), cupy.uint32)
+        self._struct = CgStruct(damping=damping, count=like.size)
+
+    def state(self) -> Mapping[str, Any]:
+        vectors = {"solution": self.solution, "residual": self._residual, "direction": self.direction}
+        return {**vectors, "numbers": self._numbers, "status": self.status}
+
+    def begin(self, right: Any, tolerance: float) -> None:
+        import cupy
+
+        self._struct.tolerance = tolerance
+        self._launch("cg_begin", cupy.ascontiguousarray(right), self.solution, self._residual, self.direction)
+
+    def step(self, normal: Any) -> None:
+        """Takes the normal operator of the direction."""
+        self._launch("cg_rate", self.direction, normal)
+        self._launch("cg_advance", self.solution, self._residual, self.direction, normal)
+        with on_stream(self.solution) as stream:
+            count = self.solution.size
+            args = (self._residual, self.direction, self._numbers, ctypes.c_longlong(count))
+            _launch("cg_turn", count, args, stream, dependent=True)
+
+    def _launch(self, name: str, *arrays: Any) -> None:
+        with on_stream(self.solution) as stream:
+            args = (*arrays, self._parts, self._ticket, self._numbers, self.status, self._struct)
+            launch = kernel("proximal", name).launch
+            launch((self._blocks,), (THREADS,), args, stream=stream, dependent_launch=True)
 
 
 class FistaStruct(ctypes.Structure):
@@ -145,7 +238,9 @@ class FistaVectors:
         """The point after a gradient step, whose memory is used again, and the threshold for it."""
         with on_stream(self.image) as stream:
             args = (self.image, self._before, self._normal, self._normal_before, self._right, self._state)
-            _launch("fista_gradient", self.image.size, (*args, self._moved, self._threshold, self._struct), stream)
+            _launch(
+                "fista_gradient", self.image.size, (*args, self._moved, self._threshold, self._struct), stream, True
+            )
         return self._moved, self._threshold
 
     def accept(self, image: Any, size: Any, normal: Any) -> None:
@@ -153,16 +248,29 @@ class FistaVectors:
         with on_stream(self.image) as stream:
             args = (image, normal, self.image, self._before, self._normal, self._right, size, self._parts, self._ticket)
             launch = kernel("proximal", "fista_sums").launch
-            launch((self._blocks,), (THREADS,), (*args, self._state, self._status, self._struct), stream=stream)
+            given = (*args, self._state, self._status, self._struct)
+            launch((self._blocks,), (THREADS,), given, stream=stream, dependent_launch=True)
             both = (image, normal, self.image, self._before, self._normal, self._normal_before, self._state)
-            _launch("fista_accept", self.image.size, (*both, ctypes.c_longlong(self.image.size)), stream)
+            _launch(
+                "fista_accept", self.image.size, (*both, ctypes.c_longlong(self.image.size)), stream, dependent=True
+            )
 
 
 VARIANTS: Mapping[str, Variant] = MappingProxyType(
     {
         "elements": Variant(
             summary="a thread a value; sums end in the last block, so that no second launch is needed",
-            entries=("soft_threshold", "magnitudes", "inner", "differences", "differences_adjoint"),
+            entries=("soft_threshold", "magnitudes", "inner", "differences", "differences_adjoint", "next_shift"),
+            run=lambda task: task(),
+        ),
+        "low rank": Variant(
+            summary="a block an image block: Gram matrix, Jacobi rotations and the product in shared memory",
+            entries=("low_rank",),
+            run=lambda task: task(),
+        ),
+        "conjugate gradients": Variant(
+            summary="the vectors of an iteration in three launches instead of twenty",
+            entries=("cg_begin", "cg_rate", "cg_advance", "cg_turn"),
             run=lambda task: task(),
         ),
         "fista": Variant(

@@ -21,14 +21,13 @@ __device__ inline float2 moved(float2 now, float2 before, float beta) {
     return make_float2(now.x + beta * (now.x - before.x), now.y + beta * (now.y - before.y));
 }
 
-__device__ inline double product(float2 a, float2 b) { return double(a.x) * b.x + double(a.y) * b.y; }
-
 __device__ inline float2 less(float2 a, float2 b) { return make_float2(a.x - b.x, a.y - b.y); }
 
 __global__ void __launch_bounds__(THREADS) fista_gradient(
     const float2* __restrict__ x, const float2* __restrict__ before, const float2* __restrict__ n,
     const float2* __restrict__ n_before, const float2* __restrict__ b, const double* state, float2* v, float* threshold,
     Fista fista) {
+    grid_dependency_synchronize();
     const long long i = (long long)blockIdx.x * THREADS + threadIdx.x;
     const float beta = float(state[BETA]), rate = float(1 / state[LIPSCHITZ]), damping = float(fista.damping);
     if (i == 0) *threshold = float(fista.strength) * rate;
@@ -64,6 +63,7 @@ __global__ void __launch_bounds__(THREADS) fista_sums(
     const float2* __restrict__ w, const float2* __restrict__ n_w, const float2* __restrict__ x,
     const float2* __restrict__ before, const float2* __restrict__ n, const float2* __restrict__ b, const double* size,
     double* parts, unsigned* ticket, double* state, double* status, Fista fista) {
+    grid_dependency_synchronize();
     __shared__ double shared[THREADS / 32], totals[FISTA_SUMS];
     __shared__ bool last;
     const float beta = float(state[BETA]);
@@ -103,6 +103,7 @@ __global__ void __launch_bounds__(THREADS) fista_sums(
 __global__ void __launch_bounds__(THREADS) fista_accept(
     const float2* __restrict__ w, const float2* __restrict__ n_w, float2* x, float2* before, float2* n, float2* n_before,
     const double* state, long long count) {
+    grid_dependency_synchronize();
     const long long i = (long long)blockIdx.x * THREADS + threadIdx.x;
     if (i >= count || state[REFUSED] != 0) return;
     before[i] = x[i];

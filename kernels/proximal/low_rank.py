@@ -1,4 +1,4 @@
-"""The proximal operator of local low rank, for both devices: singular values by the small Gram matrices of frames."""
+"""The proximal operator of local low rank: singular values by the small Gram matrices of frames."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+
+# Frames up to which a CUDA block holds the matrices; the operator is then one launch, which a graph can hold.
+MOST_FRAMES = 48
 
 
 def rank_scale(frames: int, block: Sequence[int]) -> float:
@@ -33,6 +36,10 @@ def low_rank(series: Any, threshold: Any, block: Sequence[int], shift: Any = Non
     xp = sys.modules[type(series).__module__.partition(".")[0]]
     frames, shape = series.shape[0], series.shape[1:]
     sizes = tuple(min(b, n) for b, n in zip(block, shape, strict=True))
+    if xp is not np and frames <= MOST_FRAMES and len(shape) <= 3:
+        from kernels.proximal import cuda
+
+        return cuda.low_rank(series, threshold, sizes, shift)
     counts = tuple(-(-n // b) for n, b in zip(shape, sizes, strict=True))
     turned = _rotated(xp, series, shift, 1)
     padded = xp.zeros((frames, *(b * c for b, c in zip(sizes, counts, strict=True))), series.dtype)

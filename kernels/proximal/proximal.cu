@@ -8,6 +8,8 @@
 // Floors on an H200, one image of 256²: soft_threshold reads and writes 1 MiB, 0.25 µs; sums read 0.5 to 1 MiB, 0.25 µs;
 // fewer than 20 operations a value, 0.04 µs. A launch in a graph takes 2 µs: these are bound by launches up to 10 MiB.
 
+#include "pdl.cuh"
+
 constexpr int THREADS = 256, MOST_PARTS = 1024;
 
 struct Extent {
@@ -46,8 +48,8 @@ __device__ inline double block_sum(double value, double* shared) {
     return total;
 }
 
-// Writes the block's part; the last block adds up all parts into *sum and resets the ticket.
-__device__ inline void add_up(double part, double* parts, unsigned* ticket, double* sum, double* shared) {
+// Writes the block's part; the last block adds up all parts into *sum and resets the ticket. True in that block's thread 0.
+__device__ inline bool add_up(double part, double* parts, unsigned* ticket, double* sum, double* shared) {
     __shared__ bool last;
     part = block_sum(part, shared);
     if (threadIdx.x == 0) {
@@ -56,14 +58,14 @@ __device__ inline void add_up(double part, double* parts, unsigned* ticket, doub
         last = atomicAdd(ticket, 1u) == gridDim.x - 1;
     }
     __syncthreads();
-    if (!last) return;
+    if (!last) return false;
     double total = 0;
     for (int block = threadIdx.x; block < gridDim.x; block += THREADS) total += ((volatile double*)parts)[block];
     total = block_sum(total, shared);
-    if (threadIdx.x == 0) {
-        *sum = total;
-        *ticket = 0;
-    }
+    if (threadIdx.x != 0) return false;
+    *sum = total;
+    *ticket = 0;
+    return true;
 }
 
 __global__ void __launch_bounds__(THREADS) magnitudes(
@@ -81,13 +83,15 @@ __global__ void __launch_bounds__(THREADS) magnitudes(
     add_up(part, parts, ticket, sum, shared);
 }
 
+__device__ inline double product(float2 a, float2 b) { return double(a.x) * b.x + double(a.y) * b.y; }
+
 __global__ void __launch_bounds__(THREADS) inner(
     const float2* __restrict__ one, const float2* __restrict__ other, double* parts, unsigned* ticket, double* sum,
     long long count) {
     __shared__ double shared[THREADS / 32];
     double part = 0;
     for (long long i = (long long)blockIdx.x * THREADS + threadIdx.x; i < count; i += (long long)gridDim.x * THREADS)
-        part += double(one[i].x) * other[i].x + double(one[i].y) * other[i].y;
+        part += product(one[i], other[i]);
     add_up(part, parts, ticket, sum, shared);
 }
 
@@ -132,4 +136,13 @@ __global__ void __launch_bounds__(THREADS) differences_adjoint(
     image[i] = found;
 }
 
+// The next row of a table of `rows` shifts of `axes` numbers. One thread.
+__global__ void next_shift(const int* __restrict__ table, int* row, int* shift, int rows, int axes) {
+    grid_dependency_synchronize();
+    *row = (*row + 1) % rows;
+    for (int axis = 0; axis < axes; axis++) shift[axis] = table[*row * axes + axis];
+}
+
+#include "cg.cuh"
 #include "fista.cuh"
+#include "low_rank.cuh"

@@ -5,21 +5,70 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 MOST_GRAPHS = 16
 PER_THREAD_STREAM = 2  # CUDA's handle, the same for a different stream in each thread
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Space:
-    """Temporary arrays of one stream's graphs, which follow one another and so share them; and where they are captured:
-    the default stream cannot be."""
+class CaptureSpace:
+    """Where graphs that follow one another are captured: their temporary arrays share a pool of its own.
 
-    pool: Any
-    kept: list[Any]  # its memory: a pool that runs out gives back what no array uses, and graphs still do
-    aside: Any
+    It takes its memory from CuPy's pool outside, so that a bound of that one holds, and keeps it: a pool that runs out
+    gives back what no array uses, and graphs still do.
+    """
+
+    def __init__(self) -> None:
+        import cupy
+
+        kept: list[Any] = []
+        outside: list[Any] = []  # allocator and stream, whose memory is reused in its order
+
+        def more(size: int) -> Any:  # no method: the pool would keep this object alive
+            allocate, stream = outside
+            with stream:
+                kept.append(allocate(size))
+            return kept[-1]
+
+        self._outside = outside
+        self._pool = cupy.cuda.MemoryPool(more)
+        self._aside = cupy.cuda.Stream(non_blocking=True)  # the default stream cannot be captured
+
+    def captured(self, run: Callable[[Any], None]) -> Any:
+        """A graph of what run(stream) launches, for the current stream; run takes temporary arrays from CuPy's current
+        pool."""
+        import cupy
+
+        self._outside[:] = cupy.cuda.get_allocator(), cupy.cuda.get_current_stream()
+        with cupy.cuda.using_allocator(self._pool.malloc), self._aside:
+            self._aside.begin_capture()
+            try:
+                run(self._aside)
+            finally:
+                graph = self._aside.end_capture()
+        return graph
+
+
+class Captured:
+    """A step on the current stream: plain the first time, which loads kernels and makes plans, then as a CUDA graph."""
+
+    def __init__(self, step: Callable[[], None]) -> None:
+        self._step = step
+        self._space: CaptureSpace | None = None
+        self._graph: Any = None
+
+    def __call__(self) -> None:
+        import cupy
+
+        if self._space is None:
+            self._space = CaptureSpace()
+            self._step()
+            return
+        here = cupy.cuda.get_current_stream()
+        if self._graph is None:
+            here.synchronize()
+            self._graph = self._space.captured(lambda _stream: self._step())
+        self._graph.launch(here)
 
 
 class RepeatedCalls:
@@ -31,7 +80,7 @@ class RepeatedCalls:
     def __init__(self, most: int = MOST_GRAPHS) -> None:
         self._most = most
         self._graphs: OrderedDict[tuple[Any, ...], Any] = OrderedDict()  # None: seen once
-        self._spaces: dict[int, _Space] = {}
+        self._spaces: dict[int, CaptureSpace] = {}
         self._lock = threading.Lock()
 
     def __call__(self, key: tuple[Any, ...], stream: Any, run: Callable[[Any], None]) -> None:
@@ -61,22 +110,6 @@ class RepeatedCalls:
                     self._spaces.pop(oldest, None)
 
     def _captured(self, handle: int, run: Callable[[Any], None]) -> Any:
-        import cupy
-
         if handle not in self._spaces:
-            kept: list[Any] = []
-
-            def allocate(size: int) -> Any:
-                kept.append(cupy.cuda.MemoryPointer(cupy.cuda.Memory(size), 0))
-                return kept[-1]
-
-            pool, aside = cupy.cuda.MemoryPool(allocate), cupy.cuda.Stream(non_blocking=True)
-            self._spaces[handle] = _Space(pool=pool, kept=kept, aside=aside)
-        space = self._spaces[handle]
-        with cupy.cuda.using_allocator(space.pool.malloc), space.aside:
-            space.aside.begin_capture()
-            try:
-                run(space.aside)
-            finally:
-                graph = space.aside.end_capture()
-        return graph
+            self._spaces[handle] = CaptureSpace()
+        return self._spaces[handle].captured(run)

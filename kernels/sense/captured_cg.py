@@ -11,12 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from kernels.proximal import inner
-from kernels.sense.arrays import namespace
-from kernels.sense.iterate import Captured, iterate
+from kernels.runtime.repeated import Captured
+from kernels.sense.iterate import iterate
 from kernels.sense.resumption import Resumption, put
-
-_SMALLEST = np.finfo(np.float32).tiny
 
 
 class CapturedCg:
@@ -32,12 +29,11 @@ class CapturedCg:
     rests = True
 
     def __init__(self, normal: Callable[[Any], Any], like: Any, *, damping: float = 0.0) -> None:
-        xp = namespace(like)
-        self._normal, self._damping, self._real = normal, np.float32(damping), like.real.dtype
-        self._solution, self._residual, self._direction = (xp.empty_like(like) for _ in range(3))
-        self._now, self._whole = xp.zeros((), np.float64), xp.zeros((), np.float64)
-        self._tolerance = xp.zeros((), np.float64)
-        self.status = xp.zeros(1, np.float64)
+        from kernels.proximal.cuda import CgVectors
+
+        self._normal = normal
+        self._vectors = CgVectors(like, damping)
+        self.status = self._vectors.status
         self.captured: Captured | None = Captured(self.step)
         self._lock = threading.Lock()
 
@@ -54,39 +50,18 @@ class CapturedCg:
 
         tolerance : stop once the relative residual has fallen to this
         """
-        xp = namespace(right)
         with self._lock:
-            scale = xp.maximum(xp.max(xp.abs(right)), _SMALLEST)
-            self._residual[...] = right / scale
-            self._direction[...] = self._residual
-            self._solution.fill(0)
-            self._whole[...] = inner(self._residual, self._residual)
-            self._now[...] = self._whole
-            self._tolerance[...] = tolerance
-            self.status.fill(np.inf)
+            self._vectors.begin(right, tolerance)
             follow = None if on_iteration is None else lambda number, row: on_iteration(number, float(row[0]))
             rows = iterate(self, iterations, tolerance=tolerance, on_iteration=follow, resumption=resumption)
-            first = float(self._whole > 0)
-            return self._solution * scale, np.concatenate([[first], rows[:, 0]])
+            first = float(self._vectors.whole > 0)
+            return self._vectors.solution.copy(), np.concatenate([[first], rows[:, 0]])
 
     def state(self) -> Mapping[str, Any]:
-        vectors = {"solution": self._solution, "residual": self._residual, "direction": self._direction}
-        return {**vectors, "now": self._now, "status": self.status}
+        return self._vectors.state()
 
     def restore(self, saved: Mapping[str, Any]) -> None:
         put(self.state(), saved)
 
     def step(self) -> None:
-        xp, real = namespace(self._now), self._real
-        image = self._normal(self._direction)
-        if self._damping:
-            image = image + self._damping * self._direction
-        rate = self._now / xp.maximum(inner(self._direction, image), _SMALLEST)
-        rate = xp.where(self.status[0] > self._tolerance, rate, 0.0).astype(real)
-        self._solution += rate * self._direction
-        self._residual -= rate * image
-        following = inner(self._residual, self._residual)
-        self._direction *= (following / xp.maximum(self._now, _SMALLEST)).astype(real)
-        self._direction += self._residual
-        self._now[...] = following
-        self.status[0] = xp.sqrt(following / xp.maximum(self._whole, _SMALLEST))
+        self._vectors.step(self._normal(self._vectors.direction))

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from kernels.runtime.repeated import Captured
 from kernels.runtime.threads import check_wanted
 from kernels.sense.arrays import namespace
 from kernels.sense.conjugate_gradient import unchanged
@@ -116,40 +117,3 @@ def _rows(xp: Any, count: int, length: int) -> NDArray[np.float64]:
         return np.zeros((count, length))
     memory = xp.cuda.alloc_pinned_memory(count * length * np.dtype(np.float64).itemsize)
     return np.frombuffer(memory, np.float64, count * length).reshape(count, length)
-
-
-class Captured:
-    """A step on the current stream: plain the first time, which loads kernels and makes plans, then as a CUDA graph.
-
-    Its temporary arrays come from a pool of its own, since the graph uses their memory again in each launch.
-    """
-
-    def __init__(self, step: Callable[[], None]) -> None:
-        self._step = step
-        self._graph: Any = None
-        self._pool: Any = None
-
-    def __call__(self) -> None:
-        import sys
-
-        cupy = sys.modules["cupy"]
-        if self._graph is not None:
-            self._graph.launch(cupy.cuda.get_current_stream())
-            return
-        first = self._pool is None
-        if first:
-            self._pool = cupy.cuda.MemoryPool()
-        with cupy.cuda.using_allocator(self._pool.malloc):
-            if first:
-                self._step()
-                return
-            here = cupy.cuda.get_current_stream()
-            aside = cupy.cuda.Stream(non_blocking=True)  # the default stream cannot be captured
-            here.synchronize()
-            with aside:
-                aside.begin_capture()
-                try:
-                    self._step()
-                finally:
-                    self._graph = aside.end_capture()
-        self._graph.launch(here)

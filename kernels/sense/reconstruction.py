@@ -18,6 +18,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
+import numpy as np
+
 from kernels.nufft import Toeplitz
 from kernels.sense.arrays import namespace
 from kernels.sense.coil_groups import groups_of, parts_of
@@ -39,13 +41,22 @@ def gridded(transform: Transform, samples: Any, maps: Any, weights: Any) -> Any:
     maps    : complex64 (coils, *shape), or `GroupedMaps`
     weights : float32 (m,), adding up to 1
     """
-    total: Any = 0
+    total: Any = None
     parts = _parts(samples, maps)
     for (_, group), part in zip(groups_of(maps), parts, strict=True):
-        images = transform.adjoint(part, weights)
-        images *= group.conj()
-        total = total + namespace(images).sum(images, axis=0)
+        total = _combined(transform.adjoint(part, weights), group, total)
     return total
+
+
+def _combined(images: Any, maps: Any, total: Any) -> Any:
+    """Σ_c conj(map_c) image_c, added to the total if there is one; may overwrite the images."""
+    if namespace(images) is not np:
+        from kernels.nufft.toeplitz import cuda
+
+        return cuda.combined(images, maps, total)
+    images *= maps.conj()
+    summed = images.sum(axis=0)
+    return summed if total is None else total + summed
 
 
 def _parts(samples: Any, maps: Any) -> Iterator[Any]:
@@ -59,11 +70,9 @@ def sense_normal(transform: Transform, maps: Any, weights: Any) -> Callable[[Any
     """Σ_c conj(map_c) Fᴴ W F map_c by forward and adjoint transforms."""
 
     def normal(image: Any) -> Any:
-        total: Any = 0
+        total: Any = None
         for _, group in groups_of(maps):
-            images = transform.adjoint(transform.forward(group * image), weights)
-            images *= group.conj()
-            total = total + namespace(images).sum(images, axis=0)
+            total = _combined(transform.adjoint(transform.forward(group * image), weights), group, total)
         return total
 
     return normal

@@ -20,7 +20,7 @@
 //   box_running (running.cuh)       boxes of integers, any size: both axes at once, by running sums
 //   box_column_sums (columns.cuh)   the same for bytes, if windows are not too wide: by sums down the columns
 //   box_extend, box_double          boxes past 255 samples, one axis per pass, by doubling in device memory (far.cuh)
-//   slide_columns, slide_rows       the same for integers, by sums that slide (slide.cuh)
+//   box_starts, box_sweep           boxes of integers past 255 samples, both axes at once, by prefix sums (sweep.cuh)
 //   gauss_far                       Gaussians past 255 taps that are not decimated: gauss_gather with weights in memory
 //   decimate, interpolate           wide Gaussians on a coarse grid (resample.cuh)
 //   decimate_plane, …               the same along two axes at once (planes.cuh)
@@ -37,6 +37,7 @@
 #include "cuda/planes.cuh"
 #include "cuda/running.cuh"
 #include "samples.cuh"
+#include "cuda/sweep.cuh"
 #include "cuda/axis_rounding.cuh"
 #include "cuda/tensor.cuh"
 #include "cuda/tree.cuh"
@@ -51,7 +52,6 @@ struct Axis {
 };
 
 #include "cuda/far.cuh"
-#include "cuda/slide.cuh"
 #include "cuda/streamed.cuh"
 
 template <typename Work>

@@ -101,7 +101,8 @@ class Body:
         )  # fmt: skip
         pairs = image.shape[0] * math.prod(level.size) // level.size[axis] * -(-level.size[axis] // 2)
         entry = f"{name}<{self._taps}>"
-        kernel("wavelet", entry).launch((blocks_of(pairs, THREADS),), (THREADS,), (*args, one), stream=stream)
+        blocks = (blocks_of(pairs, THREADS),)
+        kernel("wavelet", entry).launch(blocks, (THREADS,), (*args, one), stream=stream, dependent_launch=True)
 
 
 def _or_null(array: Any) -> Any:

@@ -9,8 +9,11 @@
 // all of the region at the coarsest level, else those outside the approximation of sizes `half`.
 //
 // Floors on an H200, 256², db2: a pass reads and writes 1 MiB, 0.25 µs; 16 complex multiply-adds a pair, 0.05 µs. A launch
-// in a graph takes 2 µs, so launches are the limit for images; passes of volumes are bound by memory.
+// in a graph takes 2 µs, so launches are the limit for images, and each begins while the last one ends; passes of volumes
+// are bound by memory.
 // Source: Mallat, IEEE Trans. Pattern Anal. 11 (1989).
+
+#include "pdl.cuh"
 
 struct Pass {
     int batch;
@@ -61,6 +64,7 @@ template <int TAPS>
 __global__ void __launch_bounds__(THREADS) analyse(
     const float2* __restrict__ source, float2* __restrict__ made, Filter filter, const int* shift,
     const float* threshold, Pass pass) {
+    grid_dependency_synchronize();
     int at[3];
     long long image;
     if (!pair_of(pass, at, image)) return;
@@ -95,6 +99,7 @@ __global__ void __launch_bounds__(THREADS) analyse(
 template <int TAPS>
 __global__ void __launch_bounds__(THREADS) synthesise(
     const float2* __restrict__ source, float2* __restrict__ made, Filter filter, const int* shift, Pass pass) {
+    grid_dependency_synchronize();
     int at[3];
     long long image;
     if (!pair_of(pass, at, image)) return;

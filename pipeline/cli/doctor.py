@@ -69,6 +69,17 @@ def _devices() -> Iterator[Finding]:
         if obstacle is None and report.name.startswith("cuda"):
             obstacle = fault_in_computing(int(report.name.partition(":")[2]))
         yield Finding(report.name, report.description, obstacle)
+    if any(report.name.startswith("cuda:") for report in discover()):
+        yield _device_codecs()
+
+
+def _device_codecs() -> Finding:
+    from pipeline.codecs import nvcomp
+
+    found, mend = nvcomp.version(), "only the CPU decodes and encodes compressed images: install the extra nvcomp"
+    return Finding(
+        "GPU codecs", "nvCOMP is not installed" if found is None else f"nvCOMP {found}", None if found else mend
+    )
 
 
 def _memory() -> Finding:

@@ -170,10 +170,11 @@ class _Running:
 
     job: str
     first: int  # of its chunks
-    began: float
+    began: float | None = None  # once other jobs are opened, for which it waits
     pipeline: DevicePipeline | None = None  # once the job is open
 
     def in_hand(self) -> tuple[int, float]:
+        assert self.began is not None
         chunk, since = self.pipeline.oldest_step if self.pipeline is not None else (None, 0.0)
         return (self.first, max(since, self.began)) if chunk is None else (chunk, since)
 
@@ -183,7 +184,7 @@ _running: set[_Running] = set()
 
 @contextmanager
 def _noted(job: ClusterJob, first: int) -> Iterator[_Running]:
-    segment = _Running(job=job.name, first=first, began=time.monotonic())
+    segment = _Running(job=job.name, first=first)
     _running.add(segment)
     try:
         yield segment
@@ -197,8 +198,18 @@ def in_hand() -> dict[str, tuple[int, float]]:
     While the job is opened, or chunks are made durable, it is the segment's first chunk.
     """
     now = time.monotonic()
-    found = {segment.job: segment.in_hand() for segment in list(_running)}
+    found = {segment.job: segment.in_hand() for segment in list(_running) if segment.began is not None}
     return {job: (chunk, now - since) for job, (chunk, since) in found.items()}
+
+
+def opening() -> dict[str, float]:
+    """By job that is being opened, planned and given its ring here: for how many seconds."""
+    now = time.monotonic()
+    return {
+        segment.job: now - segment.began
+        for segment in list(_running)
+        if segment.began is not None and segment.pipeline is None
+    }
 
 
 # Set when this process is about to end.
@@ -310,6 +321,7 @@ _opening = threading.Lock()
 def _using(job: ClusterJob, running: _Running) -> Iterator[_OpenJob]:
     """The job as this process has it open; it stays open while it is in use. MillraceError if it has ended."""
     with _opening:
+        running.began = time.monotonic()
         _ended.refuse(job.name)
         opened = _jobs.get(job.name)
         if opened is None:

@@ -1,12 +1,15 @@
-"""How long workers have been silent: the time since the scheduler last heard a heartbeat of each."""
+"""How long workers have been silent, and whether a process does anything."""
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping
+from pathlib import Path
 
 # The most that one interval between two looks counts: this process may have been suspended too.
 LONGEST_INTERVAL_S = 2.0
+_TICKS_S = os.sysconf("SC_CLK_TCK")
 
 
 class Silence:
@@ -30,3 +33,12 @@ class Silence:
     def _silent(self, address: str, moment: float, passed: float) -> float:
         before, silent_s = self._last.get(address, (None, 0.0))
         return silent_s + passed if moment == before else 0.0
+
+
+def cpu_seconds(process: int) -> float:
+    """CPU time of a process so far; 0 if it has ended."""
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / _TICKS_S

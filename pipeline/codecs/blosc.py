@@ -1,41 +1,143 @@
-"""Checks Blosc chunks before decoding: Blosc's decoder trusts their header, so a damaged one crashes the process.
+"""Blosc chunks: their header and table of blocks, and a check before decoding.
 
-Source: c-blosc 1.21, README_CHUNK_FORMAT.rst.
+Blosc's decoder trusts the header, so a damaged one crashes the process.
+
+Source: c-blosc 1.21, README_CHUNK_FORMAT.rst and blosc.c.
 """
 
 from __future__ import annotations
 
 import struct
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kernels.blocks import BITS, BYTES, NO_SHUFFLE
 from pipeline.errors import counted
 
 _VERSION = 2
-_STORED = 2  # bit of the flags: not compressed
+# By the codec's number, those of which streams are read and written by other libraries.
+CODECS = {1: "lz4", 4: "zstd"}
+_SHUFFLED, _STORED, _BITS_SHUFFLED, _NOT_SPLIT = 1, 2, 4, 16  # bits of the flags; the codec is in the three highest
 _HEADER = struct.Struct("<4B3I")
-_HEADER_BYTES = _HEADER.size
+HEADER_BYTES = _HEADER.size
+_MOST_SPLITS = 16
+_LEAST_SPLIT_BYTES = 128
+# nvCOMP encodes a batch of short streams faster; shorter ones find fewer repetitions.
+_STREAM_BYTES = 32 << 10
+_STREAM_ALIGNMENT_BYTES = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class BloscHeader:
+    """The header of a chunk.
+
+    nbytes      : decoded bytes
+    block_bytes : of each block, except perhaps the last
+    stored      : bytes of the chunk
+    """
+
+    flags: int
+    typesize: int
+    nbytes: int
+    block_bytes: int
+    stored: int
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether the decoded bytes follow the header as they are."""
+        return bool(self.flags & _STORED)
+
+    @property
+    def codec(self) -> int:
+        """0: blosclz, 1: lz4, 2: snappy, 3: zlib, 4: zstd."""
+        return self.flags >> 5
+
+    @property
+    def shuffle(self) -> int:
+        """As `kernels.blocks` names it."""
+        if self.flags & _SHUFFLED and self.typesize > 1:
+            return BYTES
+        return BITS if self.flags & _BITS_SHUFFLED else NO_SHUFFLE
+
+    @property
+    def blocks(self) -> int:
+        return 0 if self.is_stored or not self.nbytes else -(-self.nbytes // self.block_bytes)
+
+    @property
+    def splits(self) -> bool:
+        """Whether each whole block has a stream for each byte of its samples."""
+        return not self.flags & _NOT_SPLIT and (
+            self.typesize <= _MOST_SPLITS and self.block_bytes // self.typesize >= _LEAST_SPLIT_BYTES
+        )
+
+    @property
+    def table_end(self) -> int:
+        """The chunk's first byte after the header and the table of blocks."""
+        return HEADER_BYTES + 4 * self.blocks
+
+
+@dataclass(frozen=True, kw_only=True)
+class BloscLayout:
+    """How chunks of `nbytes` are cut into shuffled blocks, and blocks into streams, to be encoded on a GPU."""
+
+    nbytes: int
+    typesize: int
+
+    @property
+    def splits(self) -> int:
+        """The streams of a block: one for each byte of its samples, if each can be aligned."""
+        is_even = self.block_bytes % (_STREAM_ALIGNMENT_BYTES * self.typesize) == 0
+        return self.typesize if is_even and self.block_bytes // self.typesize >= _LEAST_SPLIT_BYTES else 1
+
+    @property
+    def block_bytes(self) -> int:
+        return min(self.nbytes, _STREAM_BYTES * self.typesize)
+
+    @property
+    def blocks(self) -> int:
+        return -(-self.nbytes // self.block_bytes)
+
+    def flags(self, codec: str) -> int:
+        """Of the header."""
+        number = next(number for number, name in CODECS.items() if name == codec)
+        shuffled = _SHUFFLED if self.typesize > 1 else 0
+        return number << 5 | shuffled | (0 if self.splits == self.typesize else _NOT_SPLIT)
+
+    def streams(self) -> list[tuple[int, int]]:
+        """Offset and bytes of each in the shuffled chunk."""
+        found = []
+        for first in range(0, self.nbytes, self.block_bytes):
+            size = min(self.block_bytes, self.nbytes - first)
+            splits = self.splits if size == self.block_bytes else 1
+            found += [(first + number * (size // splits), size // splits) for number in range(splits)]
+        return found
+
+
+def read_header(data: NDArray[np.uint8], nbytes: int) -> BloscHeader:
+    """The header of a chunk of `nbytes`, which begins with `data`. ValueError if it is damaged."""
+    if nbytes < HEADER_BYTES:
+        raise ValueError(f"too short for Blosc: {counted(nbytes, 'byte')}")
+    version, _, flags, typesize, decoded, block_bytes, stored = _HEADER.unpack_from(data.data)
+    if version != _VERSION or stored != nbytes or typesize == 0:
+        raise ValueError(f"a Blosc header of {stored:,} bytes for {nbytes:,}")
+    header = BloscHeader(flags=flags, typesize=typesize, nbytes=decoded, block_bytes=block_bytes, stored=stored)
+    if header.is_stored:
+        is_right = stored == decoded + HEADER_BYTES
+    else:
+        is_right = decoded == 0 or (0 < block_bytes <= decoded and header.table_end <= nbytes)
+    if not is_right:
+        raise ValueError("a damaged Blosc header")
+    return header
 
 
 def check_blosc(data: NDArray[np.uint8]) -> int:
     """The decoded bytes that the header declares. ValueError unless it and the table of blocks lie within the data."""
-    if len(data) < _HEADER_BYTES:
-        raise ValueError(f"too short for Blosc: {counted(len(data), 'byte')}")
-    version, _, flags, item_bytes, nbytes, block_bytes, stored = _HEADER.unpack_from(data.data)
-    if version != _VERSION or stored != len(data) or item_bytes == 0:
-        raise ValueError(f"a Blosc header of {stored:,} bytes for {len(data):,}")
-    if flags & _STORED:
-        if stored != nbytes + _HEADER_BYTES:
-            raise ValueError("a damaged Blosc header")
-        return int(nbytes)
-    if nbytes == 0:
-        return 0
-    blocks = -(-nbytes // block_bytes) if 0 < block_bytes <= nbytes else 0
-    end = _HEADER_BYTES + 4 * blocks
-    if blocks == 0 or end > len(data):
-        raise ValueError("a damaged Blosc header")
-    starts = data[_HEADER_BYTES:end].view("<i4").tolist()  # a few: min and max of arrays take longer
-    if min(starts) < end or max(starts) > len(data) - 4:
-        raise ValueError("a damaged Blosc table of blocks")
-    return int(nbytes)
+    header = read_header(data, len(data))
+    if header.blocks:
+        # A few: min and max of arrays take longer.
+        starts = data[HEADER_BYTES : header.table_end].view("<i4").tolist()
+        if min(starts) < header.table_end or max(starts) > len(data) - 4:
+            raise ValueError("a damaged Blosc table of blocks")
+    return header.nbytes

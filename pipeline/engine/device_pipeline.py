@@ -18,14 +18,17 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import Self, TypeVar
 
+import numpy as np
+
 from kernels.runtime.threads import Interrupted, interruptible
 from pipeline import metrics
+from pipeline.codecs.packed import ChunkForm
 from pipeline.engine.devices.buffers import Slot, buffer_bytes
 from pipeline.engine.devices.device import Device
 from pipeline.engine.output import Output
 from pipeline.engine.stages import StageRecord
 from pipeline.stopping import SIGNALS
-from pipeline.workloads.protocol import Chunk
+from pipeline.workloads.protocol import Chunk, ReadsPacked
 
 T = TypeVar("T")
 
@@ -100,6 +103,8 @@ class DevicePipeline:
         device."""
         self._device = device
         self._output, self._job = output, output.job
+        self._form_of: Callable[[Chunk], ChunkForm | None] = getattr(output, "chunk_form", lambda chunk: None)
+        self._packs = self._job if isinstance(self._job, ReadsPacked) and self._job.packs else None
         self._lanes = {
             "read": readers or device.readers,
             "compute": device.lanes,
@@ -120,6 +125,7 @@ class DevicePipeline:
         self._failed = threading.Event()
         self._is_ending = False
         self._passages: set[_Passage] = set()
+        self._unpacking: dict[int, Chunk] = {}  # those that the device decodes, by index
         self._steps: dict[int, tuple[int, float]] = {}  # by thread: the chunk in its hands, and since when
         self._stepped_at = time.monotonic()
         self._lock = threading.Lock()
@@ -171,6 +177,12 @@ class DevicePipeline:
             late.cancel()
             self._fail(error)
 
+    def read_again(self) -> None:
+        """After the device failed: read the chunks that it was decoding. A damaged block can stop a GPU, and the
+        processor's decoder names it."""
+        for chunk in self._unpacking.values():
+            self._job.read(chunk, [np.empty(each.shape, each.dtype) for each in chunk.inputs])
+
     def stream(
         self,
         chunks: Sequence[Chunk],
@@ -186,8 +198,7 @@ class DevicePipeline:
         Raises the first error of any thread. The pipeline cannot be used after that: further calls raise the same.
         """
         record = record or StageRecord(keeps_timeline=keep_timeline)
-        for stage, lanes in self._lanes.items():
-            record.totals[stage].lanes = lanes
+        record.share({**self._lanes, "decode": self._lanes["read"], "encode": self._lanes["write"]})
         passage = _Passage(record=record, on_written=on_written, computing=len(chunks), unwritten=len(chunks))
         with self._lock:
             self._passages.add(passage)
@@ -259,21 +270,35 @@ class DevicePipeline:
     # The stages
 
     def _read_chunks(self) -> None:
+        self._device.enter()
         batch: list[_Item] = []
         for chunk, passage, is_last in self._going(self._waiting):
             slot = None if self._is_ending else self._free.get()
             if slot is None:
                 continue
             with self._step(chunk):
-                began = time.perf_counter()
-                self._job.read(chunk, slot.inputs(chunk))
-                passage.record.add("read", chunk.index, began, time.perf_counter(), chunk.input_bytes)
+                self._read(chunk, slot, passage.record)
                 self._counted.read(chunk.input_bytes)
                 batch.append(_Item(chunk, passage, slot))
                 if is_last or len(batch) == self._batch:
                     for item in batch:
                         self._filled.put(item)
                     batch.clear()
+
+    def _read(self, chunk: Chunk, slot: Slot, record: StageRecord) -> None:
+        """Fill a chunk's input; as the file holds it if the job has that and the device decodes it."""
+        began, job = time.perf_counter(), self._packs if self._device.decodes else None
+        slot.packed = None if job is None else job.read_packed(chunk, slot.room)
+        if slot.packed is not None:
+            record.add("read", chunk.index, began, time.perf_counter(), chunk.input_bytes)
+            self._unpacking[chunk.index] = chunk
+            is_unpacked = self._device.unpack(chunk, slot)
+            del self._unpacking[chunk.index]
+            if is_unpacked:
+                return
+            slot.packed, began = None, time.perf_counter()
+        self._job.read(chunk, slot.inputs(chunk))  # a damaged block raises its error here
+        record.add("read", chunk.index, began, time.perf_counter(), chunk.input_bytes)
 
     def _start_chunks(self) -> None:
         self._device.enter()
@@ -288,6 +313,7 @@ class DevicePipeline:
         batch: list[_Item] = []
         for item in self._going(self._started):
             with self._step(item.chunk):
+                item.slot.form = self._form_of(item.chunk) if self._device.encodes else None
                 self._device.finish(item.chunk, item.slot, item.passage.record)
                 batch.append(item)
                 with self._lock:
@@ -299,7 +325,10 @@ class DevicePipeline:
 
     def _write(self, item: _Item) -> None:
         chunk, passage, began = item.chunk, item.passage, time.perf_counter()
-        self._output.write(chunk, item.slot.outputs(chunk))
+        if item.slot.chunks is None:
+            self._output.write(chunk, item.slot.outputs(chunk))
+        else:
+            self._output.write(chunk, item.slot.outputs(chunk), item.slot.chunks)
         passage.record.add("write", chunk.index, began, time.perf_counter(), chunk.output_bytes)
         self._counted.written(chunk.output_bytes, chunk.work)
         self._free.put(item.slot)

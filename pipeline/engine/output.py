@@ -10,9 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline import stopping
+from pipeline.codecs.packed import ChunkForm
 from pipeline.formats.image.base import Region
 from pipeline.storage.partial import Callback, Opening, no_callback
-from pipeline.workloads.protocol import Audit, Chunk, Notes, OpenJob, Sink, Workload
+from pipeline.workloads.protocol import Audit, Chunk, Notes, OpenJob, Sink, TakesPacked, Workload
 
 
 class Output:
@@ -35,12 +36,21 @@ class Output:
         with stopping.held():  # an interruption in between would leave a file behind
             self._sink = self.job.sink(opening)
 
-    def write(self, chunk: Chunk, outputs: Sequence[NDArray[Any]]) -> None:
-        """Store a chunk's output arrays (host memory)."""
+    def chunk_form(self, chunk: Chunk) -> ChunkForm | None:
+        """How the output stores the chunk's region, if it takes encoded chunks."""
+        return self._sink.chunk_form(chunk.region) if isinstance(self._sink, TakesPacked) else None
+
+    def write(
+        self, chunk: Chunk, outputs: Sequence[NDArray[Any]], encoded: Sequence[NDArray[np.uint8]] | None = None
+    ) -> None:
+        """Store a chunk's output arrays (host memory); `encoded`: the first in the form of `chunk_form`."""
         assert self._sink is not None, "open comes first"
         values = self._audited(chunk.region, outputs[0])
         note = self.job.note(chunk, outputs) if isinstance(self.job, Notes) else None
-        self._sink.write(chunk.region, outputs[0])
+        if encoded is not None and isinstance(self._sink, TakesPacked):
+            self._sink.write_packed(chunk.region, outputs[0], encoded)
+        else:
+            self._sink.write(chunk.region, outputs[0])
         if values or note is not None:
             with self._lock:
                 self._values.update(values)

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from pipeline.engine.device_pipeline import slot_bytes
 from pipeline.engine.ledger import job_identity
 from pipeline.engine.output import Output
-from pipeline.workloads.protocol import Budget, JobSpec, OpenJob, Plan, Workload
+from pipeline.workloads.protocol import Budget, JobSpec, OpenJob, Plan, ReadsPacked, Workload
 
 
 class PlannedDevice(Protocol):
@@ -36,14 +36,21 @@ class Bounds:
     memory_bytes     : host memory on each host, above that of the idle workers
     gpu_memory_bytes : memory of each GPU
     workers          : how many compute it
+    opening_s        : how long a worker may take to open it
     """
 
     memory_bytes: int | None = None
     gpu_memory_bytes: int | None = None
     workers: int | None = None
+    opening_s: float | None = None
 
 
 NO_BOUNDS = Bounds()
+
+
+def unpacks(device: PlannedDevice, job: OpenJob) -> bool:
+    """Whether this process's device decodes the job's input."""
+    return getattr(device, "decodes", False) and isinstance(job, ReadsPacked) and job.packs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +91,18 @@ class PlannedJob:
     @property
     def ring_bytes(self) -> int:
         """Host memory of the ring of slots: all that grows with `--memory`."""
-        return self.slots * sum(slot_bytes(self.plan.chunks))
+        return self.slots * sum(self.slot_bytes(self.plan))
+
+    def slot_bytes(self, plan: Plan) -> tuple[int, int]:
+        """Bytes of a slot's input and output for this plan, the job's own or the rest of it.
+
+        Packed blocks get half as much again: a chunk needs whole ones of its neighbours too.
+        """
+        inputs, outputs = slot_bytes(plan.chunks)
+        if not unpacks(self.device, self.job):
+            return inputs, outputs
+        inputs += inputs // 2
+        return inputs, max(inputs, outputs)
 
     def describe(self) -> dict[str, Any]:
         """For `--dry-run` and the receipt: numbers in bytes."""

@@ -16,18 +16,19 @@ from typing import Any
 from pipeline import metrics
 from pipeline.config import format_bytes
 from pipeline.engine.checkpoints import Checkpoints
-from pipeline.engine.device_pipeline import DevicePipeline, slot_bytes
+from pipeline.engine.device_pipeline import DevicePipeline
 from pipeline.engine.devices.device import CpuDevice, CudaDevice, Device
 from pipeline.engine.devices.discovery import discover, unavailable
 from pipeline.engine.identity import InputIdentity, input_version
 from pipeline.engine.iterates import Iterates
 from pipeline.engine.ledger import Entry, Ledger, remove_leftovers
 from pipeline.engine.output import Output
-from pipeline.engine.planned import NO_BOUNDS, Bounds, PlannedDevice, PlannedJob
+from pipeline.engine.planned import NO_BOUNDS, Bounds, PlannedDevice, PlannedJob, unpacks
 from pipeline.engine.receipt import make_receipt, write_receipt
 from pipeline.engine.stages import StageRecord
 from pipeline.errors import (
     AuditError,
+    DeviceError,
     OutOfDeviceMemory,
     OutputError,
     ParameterError,
@@ -127,6 +128,8 @@ def plan_job(
     try:
         ring_bytes, held_bytes = _shares(job, options.memory_bytes)
         limit = ring_bytes // device.ring_depth
+        if unpacks(device, job):
+            limit -= limit // 3  # see PlannedJob.slot_bytes
         target = options.chunk_bytes or device.target_bytes(job.summary.nbytes)
         if target > limit and options.chunk_bytes is not None:
             raise ParameterError(
@@ -349,10 +352,15 @@ def stream_on_device(job: PlannedJob, plan: Plan, ledger: Ledger, events: RunEve
         iterating.keep_iterates(Iterates(ledger))
     with Checkpoints(ledger, job.output, device.name, has_iterates=iterating is not None) as checkpoints:
         slots = min(device.ring_depth, len(plan.chunks))
-        with DevicePipeline(device, job.output, slot_bytes(plan.chunks), slots=slots) as pipeline:
-            record = StageRecord()
-            events.on_begun(record)
-            return pipeline.stream(plan.chunks, note, record=record)
+        pipeline = DevicePipeline(device, job.output, job.slot_bytes(plan), slots=slots)
+        try:
+            with pipeline:
+                record = StageRecord()
+                events.on_begun(record)
+                return pipeline.stream(plan.chunks, note, record=record)
+        except DeviceError:
+            pipeline.read_again()
+            raise
 
 
 def _stream(

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field, replace
 from pipeline import metrics
 
 STAGES = metrics.STAGES
+# Those of every chunk; the others are in a record once a chunk has been in them.
+ALWAYS = tuple(stage for stage in STAGES if stage not in ("decode", "encode"))
 # Seconds, bytes and chunks by stage, as processes send them to each other.
 StageCounts = Mapping[str, tuple[float, int, int]]
 
@@ -23,6 +25,11 @@ class StageTotals:
     nbytes: int = 0
     chunks: int = 0
     lanes: int = 1
+
+    def add(self, seconds: float, nbytes: int, chunks: int) -> None:
+        self.seconds += seconds
+        self.nbytes += nbytes
+        self.chunks += chunks
 
 
 @dataclass(frozen=True)
@@ -39,7 +46,7 @@ class Interval:
 class StageRecord:
     """Totals of all stages of one run, and on request every interval. Thread-safe."""
 
-    totals: dict[str, StageTotals] = field(default_factory=lambda: {stage: StageTotals() for stage in STAGES})
+    totals: dict[str, StageTotals] = field(default_factory=lambda: {stage: StageTotals() for stage in ALWAYS})
     wall_seconds: float = 0.0
     keeps_timeline: bool = False
     # Whether this process counts other processes' work in its metrics, because theirs are not scraped.
@@ -47,7 +54,14 @@ class StageRecord:
     timeline: list[Interval] = field(default_factory=list)
     # The latest reports of other processes on unfinished work, by a key of the work.
     under_way: dict[Hashable, StageCounts] = field(default_factory=dict)
+    _lanes: Mapping[str, int] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def share(self, lanes: Mapping[str, int]) -> None:
+        """The number of threads (or streams) of each stage; 1 by default."""
+        self._lanes = lanes
+        for stage in lanes.keys() & self.totals.keys():
+            self.totals[stage].lanes = lanes[stage]
 
     def add(self, stage: str, chunk: int, began: float, ended: float, nbytes: int) -> None:
         """Add one chunk in one stage, from `began` to `ended` in seconds of `time.perf_counter`."""
@@ -81,18 +95,15 @@ class StageRecord:
         with self._lock:
             found = {stage: replace(totals) for stage, totals in self.totals.items()}
         for told in list(self.under_way.values()):
-            for stage, (seconds, nbytes, chunks) in told.items():
-                found[stage].seconds += seconds
-                found[stage].nbytes += nbytes
-                found[stage].chunks += chunks
+            for stage, counts in told.items():
+                found.setdefault(stage, StageTotals()).add(*counts)
         return found
 
     def _add(self, stage: str, seconds: float, nbytes: int, chunks: int) -> None:
         with self._lock:
-            totals = self.totals[stage]
-            totals.seconds += seconds
-            totals.nbytes += nbytes
-            totals.chunks += chunks
+            if stage not in self.totals:
+                self.totals[stage] = StageTotals(lanes=self._lanes.get(stage, 1))
+            self.totals[stage].add(seconds, nbytes, chunks)
 
     @property
     def overlap_efficiency(self) -> float:

@@ -304,7 +304,9 @@ class _Comparison(Output):
         self._suspects: list[_Suspects] = []
         self._compared = threading.Lock()
 
-    def write(self, chunk: Chunk, outputs: Sequence[NDArray[Any]]) -> None:
+    def write(
+        self, chunk: Chunk, outputs: Sequence[NDArray[Any]], encoded: Sequence[NDArray[np.uint8]] | None = None
+    ) -> None:
         computed = self._result.stored(outputs[0])
         try:
             held = _read(self._result, chunk.region, self.job.summary.shape)

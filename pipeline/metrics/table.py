@@ -13,7 +13,8 @@ Kind = Literal["counter", "gauge", "histogram"]
 # The service counts jobs; a worker is the process that computes: a Dask worker, or the one that owns the device.
 Served = Literal["service", "worker", "service and worker"]
 
-STAGES = ("read", "upload", "compute", "download", "write")
+# decode, encode: on a GPU alone, of chunks that are uploaded, or written, as files hold them.
+STAGES = ("read", "upload", "decode", "compute", "encode", "download", "write")
 # A job takes from a tenth of a second to half a day, and waits as long.
 JOB_SECONDS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21600, 43200)
 # A chunk is in a stage from less than a millisecond (a copy over the bus) to a minute (many pairs).

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import logging
 import os
@@ -11,7 +12,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,8 @@ BACKLOG = 2048
 UNREAD_S = 900
 # Each client that waits for a job keeps a connection open; the usual limit of 1,024 files would not last.
 MOST_FILES = 65_536
+# A thread's freed memory serves other threads only within an arena; glibc has up to eight of them for each core.
+_M_ARENA_MAX, ARENAS = -8, 2
 # How long a check of the store stays valid: it writes to the disk, and anyone may request /readyz.
 READY_S = 5.0
 # What opening and planning a job may take at least; else four times its share of the memory, since some formats are
@@ -74,6 +77,8 @@ def serve(settings: ServiceSettings, *, on_ready: Callable[[str], None] = lambda
     check_certificate(settings)
     warn_if_plain(settings)
     _allow_files()
+    with suppress(AttributeError):  # not glibc
+        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, ARENAS)
     for line in unusable():
         LOG.warning("%s", line)
     with ExitStack() as stack:

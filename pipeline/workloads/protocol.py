@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 
+from pipeline.codecs.packed import ChunkForm, PackedBlocks
 from pipeline.formats.image.base import ImageReader, Region
 from pipeline.storage.confinement import Confinement
 from pipeline.storage.partial import Callback, Opening, no_callback
@@ -243,6 +244,17 @@ class Sink(Protocol):
         """Remove the partial output; harmless after `publish`, or a second time."""
 
 
+@runtime_checkable
+class TakesPacked(Sink, Protocol):
+    """A sink that stores chunks as a device encodes them."""
+
+    def chunk_form(self, region: Region) -> ChunkForm | None:
+        """How it stores that region; None if `write` must be called."""
+
+    def write_packed(self, region: Region, samples: NDArray[Any], chunks: Sequence[NDArray[np.uint8]]) -> None:
+        """Instead of `write`: `chunks` are the region's, encoded, in the order of the form's origins."""
+
+
 class OpenJob(Protocol):
     """One job, opened: its input's headers are read and checked. `read` is called from several threads at once."""
 
@@ -314,6 +326,18 @@ class NeedsWorkspace(Protocol):
 
     def workspace_bytes(self, memory_bytes: int) -> int:
         """Bytes that it takes of this much memory; some is left for chunks."""
+
+
+@runtime_checkable
+class ReadsPacked(Protocol):
+    """A job of one input array, whose file may hold it in blocks that a device decodes."""
+
+    @property
+    def packs(self) -> bool:
+        """Whether it does."""
+
+    def read_packed(self, chunk: Chunk, memory: NDArray[np.uint8]) -> PackedBlocks | None:
+        """Instead of `read`: gather the encoded blocks in `memory`; None if `read` must be called. Raises as `read`."""
 
 
 class IterateStore(Protocol):

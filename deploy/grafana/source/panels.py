@@ -23,7 +23,10 @@ GRAPH_COLUMNS, GRAPH_ROWS = 12, 8
 NUMBER_COLUMNS, NUMBER_ROWS = 4, 4
 GOOD, WARN, BAD, PLAIN = "green", "orange", "red", "text"
 
-STAGE_COLOURS = {"read": "blue", "upload": "purple", "compute": "green", "download": "orange", "write": "red"}
+STAGE_COLOURS = {
+    "read": "blue", "upload": "purple", "decode": "yellow", "compute": "green", "encode": "dark-yellow",
+    "download": "orange", "write": "red",
+}  # fmt: skip
 STATE_COLOURS = {
     "queued": "yellow", "planning": "light-blue", "running": "blue", "publishing": "purple",
     "succeeded": "green", "failed": "red", "cancelled": "#808080",

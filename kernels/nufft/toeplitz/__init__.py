@@ -88,9 +88,9 @@ class Toeplitz:
     shape   : of the image
     workers : CPU threads; default one per core
 
-    On CUDA an object keeps a work space for each number of coils, so its calls must run one after the other, on one
-    stream at a time. After the first call with a number of coils, calls neither allocate nor wait for the device, so
-    that a CUDA graph can capture them.
+    On CUDA an object may keep a work space for each number of coils, so its calls must run one after the other, on one
+    stream at a time. After the first call with a number of coils, calls do not wait for the device, and allocate from
+    CuPy's current pool only, so that a CUDA graph with a pool of its own can capture them.
     Raises ValueError or TypeError with one line that names the parameter.
     """
 

@@ -13,13 +13,13 @@ from kernels.nufft.exact.structs import NULL
 from kernels.nufft.gridding.cuda import Plan
 from kernels.nufft.gridding.lines import twiddles
 from kernels.nufft.gridding.plan import THREADS, launch, rows_grid, three
-from kernels.nufft.toeplitz.kernel import LARGEST_LINE, SMALLEST_LINE, kernel_from_spread
+from kernels.nufft.toeplitz.kernel import LINES, kernel_from_spread
 from kernels.nufft.tuning import MAX_CELLS_AT_ONCE, MAX_WORK
 from kernels.runtime.ladder import Variant
 from kernels.runtime.launch import blocks_of, on_stream, shared_bytes_a_block
 
-LOGARITHMS = {1 << log: log for log in range(SMALLEST_LINE.bit_length() - 1, LARGEST_LINE.bit_length())}
-LINE_THREADS, INTERLEAVED = 256, 8
+INTERLEAVED = 8
+COMPILED = (128, 640, 768, 1024)  # sizes that between them have passes of every radix
 
 
 class DoubledStruct(ctypes.Structure):
@@ -65,7 +65,7 @@ class Convolution:
         with self.device:
             fits = crossing_bytes(max(self.padded)) <= shared_bytes_a_block()
         doubled = self.padded != self.shape
-        self.variant = "lines" if doubled and fits and all(n in LOGARITHMS for n in self.padded) else "convolve"
+        self.variant = "lines" if doubled and fits and all(n in LINES for n in self.padded) else "convolve"
 
     def apply(self, image: Any, out: Any, stream: Any, variant: str | None = None) -> Any:
         import cupy
@@ -116,12 +116,19 @@ class Convolution:
         return found
 
     def work(self, coils: int) -> Any:
-        """The cached array between the passes of our own FFTs, for a number of coils."""
+        """The array between the passes of our own FFTs, for a number of coils.
+
+        A volume's is kept, since CuPy's pool would split it. Those of slices are from the pool: operators that follow
+        one another get the same memory, which is in the cache still.
+        """
         import cupy
 
+        shape = (coils, self.shape[0], *self.padded[1:])
+        if len(self.shape) == 2:
+            return cupy.empty(shape, cupy.complex64)
         found = self._work.get(coils)
         if found is None:
-            found = self._work[coils] = cupy.empty((coils, self.shape[0], *self.padded[1:]), cupy.complex64)
+            found = self._work[coils] = cupy.empty(shape, cupy.complex64)
         return found
 
     def work_bytes(self, coils: int) -> int:
@@ -176,6 +183,15 @@ def _convolve(task: Task, grid: Any, plan: Any, struct: DoubledStruct, maps: Any
     plan.fft(grid, grid, cufft.CUFFT_INVERSE)
 
 
+def values_of(size: int) -> int:
+    """Values of a line that a thread holds; Line of lines.cuh."""
+    return 20 if size % 5 == 0 else 12 if size == 768 else 24 if size % 3 == 0 else 8
+
+
+def row_threads(size: int) -> int:
+    return 256 if values_of(size) <= 12 else 128 if values_of(size) <= 24 else 64
+
+
 def crossing_bytes(size: int) -> int:
     """Shared memory of cross_lines."""
     return size * 9 // 8 * INTERLEAVED * 8
@@ -219,18 +235,17 @@ class Lines:
 
     def forward_rows(self, image: Any, maps: Any, work: Any) -> None:
         """Along z, of each coil of `struct`."""
-        log, table = self._of(2)
-        struct, padded = self.struct, self.struct.padded[2]
-        blocks = blocks_of(struct.image[0] * struct.image[1] * struct.coils, LINE_THREADS // (padded // 8))
-        args = (image, NULL if maps is None else maps, work, table, struct)
-        launch(f"forward_rows<{log}>", (blocks,), LINE_THREADS, *args, stream=self.stream)
+        struct, size = self.struct, self.struct.padded[2]
+        threads = row_threads(size)
+        blocks = blocks_of(struct.image[0] * struct.image[1] * struct.coils, threads // (size // values_of(size)))
+        args = (image, NULL if maps is None else maps, work, self.twiddles(2), struct)
+        launch(f"forward_rows<{size}>", (blocks,), threads, *args, stream=self.stream)
 
     def inverse_rows(self, work: Any, maps: Any, out: Any, *, first: bool) -> None:
-        log, table = self._of(2)
-        struct = self.struct
-        args = (work, NULL if maps is None else maps, out, table, ctypes.c_bool(first), struct)
-        entry = f"inverse_rows<{log}, {'false' if maps is None else 'true'}>"
-        launch(entry, (struct.image[0] * struct.image[1],), LINE_THREADS, *args, stream=self.stream)
+        struct, size = self.struct, self.struct.padded[2]
+        args = (work, NULL if maps is None else maps, out, self.twiddles(2), ctypes.c_bool(first), struct)
+        entry = f"inverse_rows<{size}, {'false' if maps is None else 'true'}>"
+        launch(entry, (struct.image[0] * struct.image[1],), row_threads(size), *args, stream=self.stream)
 
     def forward_planes(self, work: Any, images: int) -> None:
         """Along y; in 2-D there is none."""
@@ -242,12 +257,18 @@ class Lines:
             self.across(1, "INVERSE", work, images * self.struct.image[0])
 
     def across(self, axis: int, kind: str, work: Any, outers: int, kernel: Any = NULL) -> None:
-        log, table = self._of(axis)
         size, stride = self.struct.padded[axis], self.stride(axis)
-        args = (work, kernel, table, *self.strides(axis), ctypes.c_int(self.struct.image[axis]), ctypes.c_int(outers))
-        blocks, threads = (stride // INTERLEAVED * outers,), size // 8 * INTERLEAVED
+        args = (
+            work,
+            kernel,
+            self.twiddles(axis),
+            *self.strides(axis),
+            ctypes.c_int(self.struct.image[axis]),
+            ctypes.c_int(outers),
+        )
+        blocks, threads = (stride // INTERLEAVED * outers,), size // values_of(size) * INTERLEAVED
         shared_bytes = crossing_bytes(size)
-        launch(f"cross_lines<{log}, {kind}>", blocks, threads, *args, stream=self.stream, shared_bytes=shared_bytes)
+        launch(f"cross_lines<{size}, {kind}>", blocks, threads, *args, stream=self.stream, shared_bytes=shared_bytes)
 
     def stride(self, axis: int) -> int:
         return math.prod(self.struct.padded[axis + 1 :])
@@ -261,9 +282,20 @@ class Lines:
     def twiddles(self, axis: int) -> Any:
         return twiddles(self.struct.padded[axis], self.device)
 
-    def _of(self, axis: int) -> tuple[int, Any]:
-        """The logarithm of an axis' doubled size, and its twiddles."""
-        return LOGARITHMS.get(self.struct.padded[axis], 0), self.twiddles(axis)
+
+def combined(images: Any, maps: Any, out: Any) -> Any:
+    """Σ_c conj(map_c) image_c of [coils, *shape], complex64: a new array, or added to `out` unless that is None."""
+    import cupy
+
+    with on_stream(images) as stream:
+        images, maps = cupy.ascontiguousarray(images), cupy.ascontiguousarray(maps)
+        first = ctypes.c_bool(out is None)
+        out = cupy.empty(images.shape[1:], images.dtype) if out is None else out
+        shape = at_front(images.shape[1:])
+        struct = DoubledStruct(size=shape, image=shape, coils=len(images))
+        blocks, threads = rows_grid(shape[2], shape[0] * shape[1])
+        launch("combine_coils", blocks, threads, images, maps, out, first, struct, stream=stream)
+    return out
 
 
 VARIANTS: Mapping[str, Variant] = MappingProxyType(
@@ -277,11 +309,11 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType(
             summary="our own FFTs of lines: zeros and unwanted values are not moved, products cost no extra pass",
             entries=tuple(
                 entry
-                for log in LOGARITHMS.values()
+                for size in COMPILED
                 for entry in (
-                    f"forward_rows<{log}>",
-                    *(f"cross_lines<{log}, {kind}>" for kind in ("FORWARD", "INVERSE", "CONVOLVE")),
-                    *(f"inverse_rows<{log}, {combined}>" for combined in ("false", "true")),
+                    f"forward_rows<{size}>",
+                    *(f"cross_lines<{size}, {kind}>" for kind in ("FORWARD", "INVERSE", "CONVOLVE")),
+                    *(f"inverse_rows<{size}, {combined}>" for combined in ("false", "true")),
                 )
             ),
             run=_run_lines,

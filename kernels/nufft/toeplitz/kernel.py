@@ -11,18 +11,17 @@ from kernels.nufft.checks import checked_shape, on_host
 from kernels.nufft.gridding.spreading import fast_size
 
 MOST_COEFFICIENTS = 12
-SMALLEST_LINE, LARGEST_LINE = 128, 1024  # values of a line that lines.cuh can transform
+LINES = (128, 160, 192, 256, 320, 384, 512, 640, 768, 1024)  # values of a line that lines.cuh transforms
 
 
 def toeplitz_shape(shape: Sequence[int], *, host: bool = True) -> tuple[int, ...]:
     """The shape of the kernel for images of `shape`: even, at least 2N − 1.
 
-    host : on the CPU; on CUDA the sizes are powers of two, for our own FFTs, unless an axis is too long for those
+    host : on the CPU; on CUDA the sizes are those of our own FFTs, unless an axis is too long for those
     """
     shape = checked_shape(shape)
-    powers = tuple(max(1 << (2 * n - 2).bit_length(), SMALLEST_LINE) for n in shape)
-    if not host and max(powers) <= LARGEST_LINE:
-        return powers
+    if not host and 2 * max(shape) - 1 <= LINES[-1]:
+        return tuple(next(size for size in LINES if size >= 2 * n - 1) for n in shape)
     return tuple(fast_size(2 * n - 1) for n in shape)
 
 

@@ -11,21 +11,24 @@ from typing import Any
 
 from kernels.nufft.gridding.plan import THREADS, launch, rows_grid, three
 from kernels.nufft.toeplitz.cuda import (
+    COMPILED,
     INTERLEAVED,
-    LOGARITHMS,
     DoubledStruct,
     Lines,
     LinesStruct,
     at_front,
     crossing_bytes,
     lines_at_once,
+    values_of,
 )
-from kernels.nufft.toeplitz.kernel import MOST_COEFFICIENTS
+from kernels.nufft.toeplitz.kernel import LINES, MOST_COEFFICIENTS
 from kernels.nufft.tuning import MAX_CELLS_AT_ONCE
 from kernels.runtime.ladder import Variant
 from kernels.runtime.launch import blocks_of, shared_bytes_a_block
 
 COILS_A_BLOCK = 8
+# Of a multiprocessor and of a thread; and those that cross_mixed needs besides its values.
+REGISTERS, MOST_REGISTERS, REGISTERS_BESIDES = 1 << 16, 255, 40
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,9 +52,9 @@ class SubspaceConvolution:
         self._spaces: dict[int, tuple[Any, Any]] = {}
         self._work: dict[int, Any] = {}
         with self.device:
-            fits = mixed_bytes(three(self.padded)[0], coefficients) <= shared_bytes_a_block()
-        doubled = self.padded != self.shape
-        self.variant = "mixed lines" if doubled and fits and all(n in LOGARITHMS for n in self.padded) else "subspace"
+            ours = self.padded != self.shape and all(n in LINES for n in self.padded)
+            ours = ours and mixing_fits(self.padded[0], coefficients, shared_bytes_a_block())
+        self.variant = "mixed lines" if ours else "subspace"
 
     def apply_sense(self, images: Any, maps: Any, out: Any, stream: Any, variant: str | None = None) -> Any:
         import cupy
@@ -93,7 +96,15 @@ class SubspaceConvolution:
 
 def mixed_bytes(size: int, coefficients: int) -> int:
     """Shared memory of cross_mixed."""
-    return crossing_bytes(size) + coefficients * size * INTERLEAVED * 8
+    return coefficients * crossing_bytes(size)
+
+
+def mixing_fits(size: int, coefficients: int, shared_bytes: int) -> bool:
+    """Whether a block of cross_mixed fits a multiprocessor."""
+    registers = min(MOST_REGISTERS, REGISTERS // (size // values_of(size) * INTERLEAVED))
+    return 2 * coefficients * values_of(size) + REGISTERS_BESIDES <= registers and (
+        mixed_bytes(size, coefficients) <= shared_bytes
+    )
 
 
 def _run_lines(task: Task) -> None:
@@ -121,11 +132,10 @@ def _mix_lines(task: Task, lines: Lines, work: Any) -> None:
     size = struct.padded[0]
     args = (
         work, body.kernels, lines.twiddles(0), *lines.strides(0), ctypes.c_int(struct.image[0]),
-        ctypes.c_int(struct.coils), ctypes.c_int(body.coefficients),
-        ctypes.c_longlong(struct.coils * struct.image[0] * math.prod(struct.padded[1:])),
+        ctypes.c_int(struct.coils), ctypes.c_longlong(struct.coils * struct.image[0] * math.prod(struct.padded[1:])),
     )  # fmt: skip
-    entry = f"cross_mixed<{LOGARITHMS[size]}, {_element(body)}>"
-    blocks, threads = (lines.stride(0) // INTERLEAVED * struct.coils,), size // 8 * INTERLEAVED
+    entry = f"cross_mixed<{size}, {body.coefficients}, {_element(body)}>"
+    blocks, threads = (lines.stride(0) // INTERLEAVED * struct.coils,), size // values_of(size) * INTERLEAVED
     shared_bytes = mixed_bytes(size, body.coefficients)
     launch(entry, blocks, threads, *args, stream=task.stream, shared_bytes=shared_bytes)
 
@@ -178,9 +188,7 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType(
         ),
         "mixed lines": Variant(
             summary="the same between our own FFTs of lines, which move neither zeros nor unwanted values",
-            entries=tuple(
-                f"cross_mixed<{log}, {element}>" for log in LOGARITHMS.values() for element in ("float", "float2")
-            ),
+            entries=tuple(f"cross_mixed<{size}, 2, {element}>" for size in COMPILED for element in ("float", "float2")),
             run=_run_lines,
         ),
     }

@@ -14,14 +14,15 @@ from typing import Any
 import numpy as np
 
 from kernels.proximal import (
+    MOST_FRAMES,
     differences,
     differences_adjoint,
     low_rank,
     magnitudes,
+    next_shift,
     rank_scale,
     soft_threshold,
 )
-from kernels.sense.arrays import namespace
 from kernels.wavelet import Wavelet
 
 _SHIFTS = 64  # different ones; then they repeat
@@ -79,8 +80,7 @@ class _Shifted(Penalty):
 
     def turn(self) -> None:
         if self._table is not None and self.shift is not None:
-            self._row += 1
-            self.shift[...] = namespace(self._table).take(self._table, self._row % _SHIFTS, axis=0)[0]
+            next_shift(self._table, self._row, self.shift)
 
     def state(self) -> Mapping[str, Any]:
         return {} if self.shift is None else {"row": self._row, "shift": self.shift}
@@ -104,13 +104,12 @@ class L1Wavelet(_Shifted):
 class LowRank(_Shifted):
     """Σ over blocks of the nuclear norm of (pixels × frames), in units of `rank_scale`; blocks are shifted randomly."""
 
-    captured = False  # CuPy refuses to capture cuBLAS
-
     def __init__(
         self, strength: float, shape: Sequence[int], *, xp: Any, frames: int, block: int = 8, seed: int | None = 0
     ) -> None:
         self._block = tuple(min(block, n) for n in shape)
         self._scale = rank_scale(frames, self._block)
+        self.captured = frames <= MOST_FRAMES  # CuPy refuses to capture cuBLAS, which more frames take
         super().__init__(strength, shape, self._block, seed, xp)
 
     def shrink(self, values: Any, threshold: Any) -> tuple[Any, Any]:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from kernels.sense.conjugate_gradient import unchanged
 from kernels.sense.iterate import iterate
-from kernels.sense.regularized.admm import Admm
+from kernels.sense.regularized.admm import Admm, steps_for
 from kernels.sense.regularized.fista import Fista, largest_eigenvalue
 from kernels.sense.regularized.problem import Problem
 from kernels.sense.resumption import Resumption
@@ -57,7 +57,7 @@ def regularized_sense(
         bound = largest_eigenvalue(unit.normal, unit.right) if largest is None else largest
         solver = Fista(unit, bound, tolerance)
     else:
-        solver = Admm(unit)
+        solver = Admm(unit, steps_for(unit, agreed))
     status = iterate(
         solver,
         iterations,

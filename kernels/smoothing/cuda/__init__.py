@@ -13,7 +13,7 @@ import numpy as np
 
 from kernels.runtime.launch import Repeat, on_stream, record
 from kernels.smoothing import decimated
-from kernels.smoothing.cuda import far, fused, ladder, passes, resample, running, slide, streamed, tensor, tree, wide
+from kernels.smoothing.cuda import far, fused, ladder, passes, resample, running, streamed, sweep, tensor, tree, wide
 from kernels.smoothing.window import MAX_TAPS, Window, result_dtype
 
 # The contract fixes every rounding, so the compiler must not contract multiplications and additions.
@@ -142,11 +142,11 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType(
             run=far.run,
             most_taps=MAX_TAPS,
         ),
-        "slide": Variant(
-            summary="boxes of integers of any size, one axis per pass: sums slide down the columns and along the rows",
-            entries=slide.ENTRIES,
-            run=slide.run,
-            applies=slide.applies,
+        "sweep": Variant(
+            summary="boxes of integers past 255 samples, both axes at once: prefix sums of the change from row to row",
+            entries=sweep.ENTRIES,
+            run=sweep.run,
+            applies=sweep.applies,
             most_taps=MAX_TAPS,
         ),
         "decimated": Variant(
@@ -195,6 +195,7 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType(
             entries=streamed.ENTRIES,
             run=passes.run_streamed,
             applies=streamed.applies,
+            most_taps=MAX_TAPS,
         ),
         "tree": Variant(
             summary="square boxes of float32 in one kernel: sums stay in registers down the columns and along the rows",

@@ -163,11 +163,21 @@ decimate_plane(const In* __restrict__ in, float* __restrict__ out, Plane plane, 
             __syncthreads();
             if (thread < results) {
                 const float* x = done + first_tap;
-                float total = across[0] * x[0];
+                float total;
+                if (plane.taps_x == TAPS) {
+                    total = weights.x[0] * x[0];
+#pragma unroll
+                    for (int k = 1; k < TAPS; ++k) {
+                        x += channels;
+                        total = fma_rn(weights.x[k], *x, total);
+                    }
+                } else {
+                    total = across[0] * x[0];
 #pragma unroll 6
-                for (int k = 1; k < plane.taps_x; ++k) {
-                    x += channels;
-                    total = fma_rn(across[k], *x, total);
+                    for (int k = 1; k < plane.taps_x; ++k) {
+                        x += channels;
+                        total = fma_rn(across[k], *x, total);
+                    }
                 }
                 target[thread] = total;
             }
@@ -207,7 +217,7 @@ interpolate_plane(const float* __restrict__ in, Out* __restrict__ out, Plane pla
     const int count = static_cast<int>(min(at + active * FACTOR, out_pitch) - at);
     Out* target = out + (which * plane.out_rows + row) * out_pitch + at;
 
-    float tap[ORDER_Y], more[ORDER_Y];  // of two places of the coarse rows
+    float tap[ORDER_Y + 1], more[ORDER_Y + 1];  // of two places of the coarse rows; the last is the next cell's
     const int cell = thread / channels * FACTOR * channels + thread % channels;
     __syncthreads();  // `down` is complete
     int position = static_cast<int>((plane.first_y + row) % plane.factor_y);
@@ -220,61 +230,62 @@ interpolate_plane(const float* __restrict__ in, Out* __restrict__ out, Plane pla
     const bool aligned = skipped == 0 && reinterpret_cast<unsigned long long>(target) % 16 == 0 &&
                          out_pitch * sizeof(Out) % 16 == 0;
 #pragma unroll 1
-    for (int y = 0; y < height; y += ROWS, target += ROWS * out_pitch) {
-        const int rows = min(ROWS, height - y);
-#pragma unroll
-        for (int r = 0; r < ROWS; ++r, ++position) {
-            if (r >= rows) break;
-            if (position == plane.factor_y) {  // the next cell
-                position = 0;
-#pragma unroll
-                for (int t = 0; t < ORDER_Y - 1; ++t) tap[t] = tap[t + 1], more[t] = more[t + 1];
-                tap[ORDER_Y - 1] = owns ? __ldg(source) : 0;
-                more[ORDER_Y - 1] = owns_more ? __ldg(source + PLANE_THREADS) : 0;
-                source += pitch;
-            }
+    for (int y = 0, end; y < height; y = end, position = 0, source += pitch) {  // cell by cell
+        end = min(y + plane.factor_y - position, height);
+        tap[ORDER_Y] = owns && end < height ? __ldg(source) : 0;
+        more[ORDER_Y] = owns_more && end < height ? __ldg(source + PLANE_THREADS) : 0;
+#pragma unroll 1
+        for (int rows; y < end; y += rows, position += rows, target += rows * out_pitch) {
+            rows = min(ROWS, end - y);
             const float* weight = down + position * ORDER_Y;
-            float sum = weight[0] * tap[0];
 #pragma unroll
-            for (int t = 1; t < ORDER_Y; ++t) sum = fma_rn(weight[t], tap[t], sum);
-            if (owns) line[r][thread] = sum;
-            if (owns_more) {
-                float other = weight[0] * more[0];
+            for (int r = 0; r < ROWS; ++r, weight += ORDER_Y) {
+                if (r >= rows) break;
+                float sum = weight[0] * tap[0];
 #pragma unroll
-                for (int t = 1; t < ORDER_Y; ++t) other = fma_rn(weight[t], more[t], other);
-                line[r][thread + PLANE_THREADS] = other;
+                for (int t = 1; t < ORDER_Y; ++t) sum = fma_rn(weight[t], tap[t], sum);
+                if (owns) line[r][thread] = sum;
+                if (owns_more) {
+                    float other = weight[0] * more[0];
+#pragma unroll
+                    for (int t = 1; t < ORDER_Y; ++t) other = fma_rn(weight[t], more[t], other);
+                    line[r][thread + PLANE_THREADS] = other;
+                }
             }
-        }
-        __syncthreads();
-        if (thread < active) {
+            __syncthreads();
+            if (thread < active) {
+#pragma unroll
+                for (int r = 0; r < ROWS; ++r) {
+                    if (r >= rows) break;
+                    float x[ORDER];
+#pragma unroll
+                    for (int k = 0; k < ORDER; ++k) x[k] = line[r][thread + k * channels];
+#pragma unroll
+                    for (int p = 0; p < FACTOR; ++p) {
+                        float total = weights.x[p * ORDER] * x[0];
+#pragma unroll
+                        for (int k = 1; k < ORDER; ++k) total = fma_rn(weights.x[p * ORDER + k], x[k], total);
+                        results[r][cell + p * channels] = quick_sample<Out>(total);
+                    }
+                }
+            }
+            __syncthreads();
+            constexpr int WIDE = 16 / sizeof(Out);
+            const int whole = aligned ? count / WIDE : 0, rest = aligned ? whole * WIDE : skipped;
 #pragma unroll
             for (int r = 0; r < ROWS; ++r) {
                 if (r >= rows) break;
-                float x[ORDER];
+                Out* to = target + r * out_pitch;
 #pragma unroll
-                for (int k = 0; k < ORDER; ++k) x[k] = line[r][thread + k * channels];
-#pragma unroll
-                for (int p = 0; p < FACTOR; ++p) {
-                    float total = weights.x[p * ORDER] * x[0];
-#pragma unroll
-                    for (int k = 1; k < ORDER; ++k) total = fma_rn(weights.x[p * ORDER + k], x[k], total);
-                    results[r][cell + p * channels] = quick_sample<Out>(total);
+                for (int i = 0; i < FACTOR; i += WIDE) {
+                    const int at = i / WIDE * PLANE_THREADS + thread;
+                    if (at < whole) __stcs(reinterpret_cast<uint4*>(to) + at, reinterpret_cast<const uint4*>(results[r])[at]);
                 }
+#pragma unroll 1
+                for (int i = rest + thread; i < count; i += PLANE_THREADS) to[i] = results[r][i];
             }
         }
-        __syncthreads();
 #pragma unroll
-        for (int r = 0; r < ROWS; ++r) {
-            if (r >= rows) break;
-            Out* to = target + r * out_pitch;
-            if (aligned) {
-                constexpr int WIDE = 16 / sizeof(Out);
-                for (int i = thread; i < count / WIDE; i += PLANE_THREADS)
-                    __stcs(reinterpret_cast<uint4*>(to) + i, reinterpret_cast<const uint4*>(results[r])[i]);
-                for (int i = count / WIDE * WIDE + thread; i < count; i += PLANE_THREADS) to[i] = results[r][i];
-            } else {
-                for (int i = skipped + thread; i < count; i += PLANE_THREADS) to[i] = results[r][i];
-            }
-        }
+        for (int t = 0; t < ORDER_Y; ++t) tap[t] = tap[t + 1], more[t] = more[t + 1];
     }
 }

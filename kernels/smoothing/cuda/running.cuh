@@ -1,6 +1,7 @@
 // Boxes of any size along both axes at once, for integers. Part of smoothing.cu.
 #pragma once
 
+#include "block_scan.cuh"
 #include "mbarrier.cuh"
 #include "cuda/strips.cuh"
 
@@ -110,15 +111,6 @@ __device__ inline void scan(unsigned (&before)[COUNT], const unsigned (&own)[COU
                 : "r"(reach));
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) before[i] -= own[i];
-}
-
-__device__ inline int warp_sum(int value) {
-#if __CUDA_ARCH__ >= 800
-    return __reduce_add_sync(~0u, value);
-#else
-    for (int reach = 16; reach > 0; reach /= 2) value += __shfl_xor_sync(~0u, value, reach);
-    return value;
-#endif
 }
 
 // The packed means of a word's windows, from the high words of sum * multiplier. BYTEWISE: the shift is by whole bytes, which

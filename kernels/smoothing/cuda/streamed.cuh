@@ -4,17 +4,18 @@
 #include "borders.cuh"
 
 // The contract's doubling, W(2m)[i] = W(m)[i] + W(m)[i + m] and W(2m+1)[i] = W(2m)[i] + x[i + 2m], level by level: level l
-// builds windows of taps >> (levels - l) samples; there are at most seven levels above single samples.
-constexpr int MAX_LEVELS = 7;
+// builds windows of taps >> (levels - l) samples; there are at most ten levels above single samples.
+constexpr int MAX_LEVELS = 10;
 
-// box_columns: each thread walks down one column, BATCH rows at a time, and every level adds the sum it has just received
-// to the one received m rows before, from a ring in shared memory. Each sample is loaded once, each level takes one load
-// and one store of shared memory, and no thread waits for another.
+// box_columns: a block goes down 32 columns, BATCH rows a warp in each step. A level stores the sums it has received in its
+// ring in shared memory, and adds to them those of m rows before:
+//   load the next rows -> each level: store -> barrier -> read -> add -> ... -> results
+// Each sample is loaded once, and each level takes one store and one load of shared memory.
 constexpr int BATCH = 8;
-constexpr int COLUMN_THREADS = 32;  // threads share nothing, so small blocks fit shared memory best
 
-// Slots of a level's ring: `delay` rows, a batch, and a copy of the first batch so that reading a batch never wraps.
-__device__ inline int ring_slots(int delay) { return (delay + 2 * BATCH - 1) / BATCH * BATCH; }
+// Slots of a level's ring: `delay` rows, a step's, and a copy of the first batch so that reading a batch never wraps.
+template <int GROUP>
+__device__ inline int ring_slots(int delay) { return (delay + BATCH - 1) / BATCH * BATCH + GROUP; }
 
 template <typename Real>
 __device__ inline void load_batch(Real (&rows)[BATCH], const Real* column, long long position, const Axis& axis,
@@ -32,76 +33,67 @@ __device__ inline void load_batch(Real (&rows)[BATCH], const Real* column, long 
     }
 }
 
-template <typename Real>
-__global__ void __launch_bounds__(COLUMN_THREADS)
+template <typename Real, int WARPS>
+__global__ void __launch_bounds__(32 * WARPS, 24 / WARPS)
 box_columns(const Real* __restrict__ in, Real* __restrict__ out, Axis axis, Real fill, Real scale,
             long long band_rows) {
-    constexpr int THREADS = COLUMN_THREADS;
+    constexpr int GROUP = WARPS * BATCH;
     extern __shared__ __align__(16) unsigned char shared[];
-    const long long tiles = (axis.inner + THREADS - 1) / THREADS, bands = (axis.out_length + band_rows - 1) / band_rows;
-    const long long column = blockIdx.x % tiles * THREADS + threadIdx.x, rest = blockIdx.x / tiles;
-    if (column >= axis.inner) return;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const long long tiles = (axis.inner + 31) / 32, bands = (axis.out_length + band_rows - 1) / band_rows;
+    const long long wanted = blockIdx.x % tiles * 32 + lane, rest = blockIdx.x / tiles;
+    const long long column = min(wanted, axis.inner - 1);
     const long long outer = rest / bands, y_begin = rest % bands * band_rows;
     const int count = static_cast<int>(min(band_rows, axis.out_length - y_begin)), entering = count + axis.taps - 1;
     const Real* source = in + outer * axis.length * axis.inner + column;
+    const long long first = y_begin + (axis.mode == VALID ? 0 : -axis.before) + warp * BATCH;
     Real* target = out + (outer * axis.out_length + y_begin) * axis.inner + column;
-    const long long first = y_begin + (axis.mode == VALID ? 0 : -axis.before);
 
     const int levels = 31 - __clz(axis.taps);
-    int delay[MAX_LEVELS], slots[MAX_LEVELS], written[MAX_LEVELS] = {};
-    bool odd[MAX_LEVELS];
+    int written[MAX_LEVELS];  // the slot of the warp's rows
 #pragma unroll
-    for (int level = 0; level < MAX_LEVELS; ++level) {
-        odd[level] = axis.taps >> max(levels - level - 1, 0) & 1;
-        delay[level] = (axis.taps >> max(levels - level, 0)) + odd[level];
-        slots[level] = ring_slots(delay[level]);
-    }
-    Real last[MAX_LEVELS] = {}, before_last = 0, next[2][BATCH];
-    load_batch(next[0], source, first, axis, fill);
-    load_batch(next[1], source, first + BATCH, axis, fill);
+    for (int level = 0; level < MAX_LEVELS; ++level) written[level] = warp * BATCH;
+    Real next[BATCH];
+    load_batch(next, source, first, axis, fill);
 #pragma unroll 1
-    for (int row = 0; row < entering; row += BATCH) {
+    for (int row = 0; row < entering; row += GROUP) {
         Real sample[BATCH], sum[BATCH];  // sum[i]: of the level's window that ends at row + i
 #pragma unroll
-        for (int i = 0; i < BATCH; ++i) sample[i] = next[0][i], next[0][i] = next[1][i];
-        if (row + 2 * BATCH < entering) load_batch(next[1], source, first + row + 2 * BATCH, axis, fill);
-        // Two or three samples: these are in registers.
+        for (int i = 0; i < BATCH; ++i) sum[i] = sample[i] = next[i];
+        if (row + GROUP + warp * BATCH < entering) load_batch(next, source, first + row + GROUP, axis, fill);
+        Real* ring = reinterpret_cast<Real*>(shared) + lane;
 #pragma unroll
-        for (int i = 0; i < BATCH; ++i) {
-            const Real one = i > 0 ? sample[max(i - 1, 0)] : last[0];
-            const Real two = i > 1 ? sample[max(i - 2, 0)] : i > 0 ? last[0] : before_last;
-            sum[i] = odd[0] ? two + one + sample[i] : one + sample[i];
-        }
-        last[0] = sample[BATCH - 1], before_last = sample[BATCH - 2];
-        Real* ring = reinterpret_cast<Real*>(shared) + threadIdx.x;
-#pragma unroll
-        for (int level = 1; level < MAX_LEVELS; ++level) {
+        for (int level = 0; level < MAX_LEVELS; ++level) {
             if (level >= levels) break;
-            const int to = written[level];
+            const bool odd = axis.taps >> (levels - level - 1) & 1;
+            const int delay = (axis.taps >> (levels - level)) + odd, slots = ring_slots<GROUP>(delay), to = written[level];
 #pragma unroll
-            for (int i = 0; i < BATCH; ++i) ring[(to + i) * THREADS] = sum[i];
+            for (int i = 0; i < BATCH; ++i) ring[(to + i) * 32] = sum[i];
             if (to == 0) {
 #pragma unroll
-                for (int i = 0; i < BATCH; ++i) ring[(slots[level] + i) * THREADS] = sum[i];
+                for (int i = 0; i < BATCH; ++i) ring[(slots + i) * 32] = sum[i];
             }
-            const Real* delayed = ring + (to - delay[level] + (to < delay[level] ? slots[level] : 0)) * THREADS;
-            const Real previous = last[level];
-            last[level] = sum[BATCH - 1];
-            if (odd[level]) {
+            __syncthreads();
+            const Real* delayed = ring + (to - delay + (to < delay ? slots : 0)) * 32;
+            if (odd) {
+                const Real previous = ring[(to == 0 ? slots - 1 : to - 1) * 32];
 #pragma unroll
                 for (int i = BATCH - 1; i >= 0; --i)
-                    sum[i] = delayed[i * THREADS] + (i > 0 ? sum[max(i - 1, 0)] : previous) + sample[i];
+                    sum[i] = delayed[i * 32] + (i > 0 ? sum[max(i - 1, 0)] : previous) + sample[i];
             } else {
 #pragma unroll
-                for (int i = 0; i < BATCH; ++i) sum[i] = delayed[i * THREADS] + sum[i];
+                for (int i = 0; i < BATCH; ++i) sum[i] = delayed[i * 32] + sum[i];
             }
-            written[level] = to + BATCH == slots[level] ? 0 : to + BATCH;
-            ring += (slots[level] + BATCH) * THREADS;
+            written[level] = to + GROUP >= slots ? to + GROUP - slots : to + GROUP;
+            ring += (slots + BATCH) * 32;
         }
-        Real* line = target + (row - (axis.taps - 1)) * axis.inner;
+        if (levels == 1) __syncthreads();  // otherwise the next level's barrier
+        const int end = row + warp * BATCH;
+        Real* line = target + (end - (axis.taps - 1)) * axis.inner;
+        if (wanted < axis.inner)
 #pragma unroll
-        for (int i = 0; i < BATCH; ++i, line += axis.inner)
-            if (row + i >= axis.taps - 1 && row + i < entering) *line = sum[i] * scale;
+            for (int i = 0; i < BATCH; ++i, line += axis.inner)
+                if (end + i >= axis.taps - 1 && end + i < entering) *line = sum[i] * scale;
     }
 }
 

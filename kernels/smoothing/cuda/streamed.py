@@ -15,13 +15,15 @@ from kernels.smoothing.window import Window
 REALS = {"float32": "float", "float64": "double"}
 # Samples that a thread of box_rows holds; the number that wastes the least of a line is chosen.
 ROW_SAMPLES = {"float32": (8, 12, 16), "float64": (4, 6, 8)}
+BATCH = 8  # rows of a warp in a step of box_columns
+COLUMN_WARPS = (8, 4)  # of a block, as its shared memory allows
 ENTRIES = (
-    *(f"box_columns<{real}>" for real in REALS.values()),
+    *(f"box_columns<{real}, {warps}>" for real in REALS.values() for warps in COLUMN_WARPS),
     *(f"box_rows<{real}, {samples}>" for name, real in REALS.items() for samples in ROW_SAMPLES[name]),
 )
 MIN_COLUMNS = 32  # neighbouring columns that a warp needs for whole loads
-BATCH = 8
-COLUMN_THREADS = 32
+TILE_COLUMNS = 32
+MAX_TAPS = 2047  # levels of box_columns
 MAX_LENGTH = 1 << 30  # samples of a line that box_rows takes: positions in it are 32-bit numbers
 ROW_HALO_BYTES, ROW_THREADS = 4096, 256
 MAX_BLOCKS = (1 << 31) - 1
@@ -37,9 +39,9 @@ def applies(shape: tuple[int, ...], dtype: np.dtype[Any], windows: Sequence[Wind
             return False
         if inner < MIN_COLUMNS and (shape[window.axis] + window.taps) * inner > MAX_LENGTH:
             return False
-        if inner >= MIN_COLUMNS and _shared_bytes(window.taps, dtype.itemsize) > shared_bytes_a_block():
+        if inner >= MIN_COLUMNS and (window.taps > MAX_TAPS or _warps(window.taps, dtype.itemsize) is None):
             return False
-        if math.prod(shape[: window.axis]) * (1 + shape[window.axis] * inner // COLUMN_THREADS) > MAX_BLOCKS:
+        if math.prod(shape[: window.axis]) * (1 + shape[window.axis] * inner // TILE_COLUMNS) > MAX_BLOCKS:
             return False
     return True
 
@@ -55,15 +57,19 @@ def launch(axis: Any, source: Any, target: Any, fill: Any, scale: Any, stream: A
             (blocks,), (ROW_THREADS,), (source, target, axis, fill, scale, ctypes.c_int(outputs)), stream=stream
         )
         return
-    threads, shared = COLUMN_THREADS, _shared_bytes(axis.taps, itemsize)
-    tiles = axis.outer * -(-axis.inner // threads)
-    resident = min(blocks_a_multiprocessor(shared), 1024 // threads) * multiprocessors()
+    warps = _warps(axis.taps, itemsize)
+    assert warps is not None
+    shared = _shared_bytes(axis.taps, itemsize, warps)
+    tiles = axis.outer * -(-axis.inner // TILE_COLUMNS)
+    resident = min(blocks_a_multiprocessor(shared), 24 // warps) * multiprocessors()  # as registers allow
     # Tall bands, since each also reads a halo of taps - 1 rows, but enough to fill the device once.
     bands = max(min(resident // tiles, axis.out_length // (4 * axis.taps)), 1)
     rows = min(-(-axis.out_length // bands), MAX_BAND_ROWS)
     blocks = tiles * -(-axis.out_length // rows)
     args = (source, target, axis, fill, scale, ctypes.c_longlong(rows))
-    kernel("smoothing", f"box_columns<{real}>").launch((blocks,), (threads,), args, shared_bytes=shared, stream=stream)
+    kernel("smoothing", f"box_columns<{real}, {warps}>").launch(
+        (blocks,), (32 * warps,), args, shared_bytes=shared, stream=stream
+    )
 
 
 def _row_tile(dtype: str, out_samples: int, halo: int) -> tuple[int, int]:
@@ -73,10 +79,15 @@ def _row_tile(dtype: str, out_samples: int, halo: int) -> tuple[int, int]:
     return each, min(-(-out_samples // tiles[each] // 32) * 32, each * ROW_THREADS - halo)
 
 
-def _shared_bytes(taps: int, itemsize: int) -> int:
-    """Shared memory for the rings of all levels except the first, which is in registers."""
+def _warps(taps: int, itemsize: int) -> int | None:
+    most = shared_bytes_a_block()
+    return next((warps for warps in COLUMN_WARPS if _shared_bytes(taps, itemsize, warps) <= most), None)
+
+
+def _shared_bytes(taps: int, itemsize: int, warps: int) -> int:
+    """Of the rings of all levels of box_columns."""
     levels, slots = taps.bit_length() - 1, 0
-    for level in range(1, levels):
+    for level in range(levels):
         delay = (taps >> levels - level) + (taps >> levels - level - 1 & 1)
-        slots += (delay + 2 * BATCH - 1) // BATCH * BATCH + BATCH
-    return slots * COLUMN_THREADS * itemsize
+        slots += -(-delay // BATCH) * BATCH + (warps + 1) * BATCH
+    return slots * TILE_COLUMNS * itemsize

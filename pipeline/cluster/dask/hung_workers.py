@@ -14,13 +14,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Any
 
 from pipeline.cluster.dask.segment_tasks import chunks_failed
 from pipeline.cluster.dask.worker_states import REPORT
 from pipeline.cluster.segments import ClusterJob
-from pipeline.cluster.silence import Silence
+from pipeline.cluster.silence import Silence, cpu_seconds
 from pipeline.engine.stages import StageRecord
 from pipeline.errors import ClusterError
 
@@ -35,11 +34,10 @@ IDLE_CORES = 0.05
 CHUNK_TIMES, CHUNK_LEAST_S, FIRST_CHUNK_S = 20.0, 300.0, 12 * 3600.0
 # A chunk that hung on so many workers fails the job.
 MOST_HANGS = 3
-_TICKS_S = os.sysconf("SC_CLK_TCK")
 
 
 class ChunkWatch:
-    """Ends workers on which a chunk of one job hangs; call it regularly while the job's segments run."""
+    """Ends workers on which a chunk of one job, or its opening, hangs; call it regularly while its segments run."""
 
     def __init__(
         self,
@@ -48,9 +46,11 @@ class ChunkWatch:
         job: ClusterJob,
         record: StageRecord,
         where: str,
+        opening_s: float | None = None,
     ) -> None:
         """identities : what the scheduler knows of each worker, by address
         end_worker : ends the process of the worker at an address
+        opening_s  : how long a worker may open the job; None: as its first chunk
         """
         self._identities = identities
         self._end_worker = end_worker
@@ -60,10 +60,11 @@ class ChunkWatch:
         self._silence = Silence()
         self._looked_at = time.monotonic()
         self._ended: set[str] = set()
-        self._hangs: Counter[int] = Counter()
+        self._hangs: Counter[str] = Counter()
+        self._opening_s = FIRST_CHUNK_S if opening_s is None else max(opening_s, CHUNK_LEAST_S)
 
     def __call__(self) -> None:
-        """Raises OperatorError or ClusterError at the third worker on which the same chunk hangs."""
+        """Raises OperatorError or ClusterError at the third worker on which the same chunk, or the opening, hangs."""
         if time.monotonic() - self._looked_at < LOOK_S:
             return
         self._looked_at = time.monotonic()
@@ -72,11 +73,15 @@ class ChunkWatch:
         except ClusterError:  # the job's tasks notice a lost scheduler
             return
         silent_s = self._silence.seconds({address: found["last_seen"] for address, found in workers.items()})
-        limit_s = self._limit_s()
-        for address, found in workers.items():
-            in_hand = found["metrics"].get(REPORT, {}).get("in_hand", {}).get(self._job.name)
-            if in_hand is not None and in_hand[1] + silent_s[address] > limit_s and address not in self._ended:
-                self._fail_over(address, str(found["name"]), in_hand[0], limit_s)
+        limit_s, job = self._limit_s(), self._job.name
+        for address in workers.keys() - self._ended:
+            name, report = str(workers[address]["name"]), workers[address]["metrics"].get(REPORT, {})
+            opening_s, in_hand = report.get("opening", {}).get(job), report.get("in_hand", {}).get(job)
+            if opening_s is not None:
+                if opening_s + silent_s[address] > self._opening_s:
+                    self._fail_over(address, name, "the opening", self._opening_s)
+            elif in_hand is not None and in_hand[1] + silent_s[address] > limit_s:
+                self._fail_over(address, name, f"chunk {in_hand[0]}", limit_s)
 
     def _limit_s(self) -> float:
         stages = self._record.now().values()
@@ -84,18 +89,18 @@ class ChunkWatch:
             return FIRST_CHUNK_S
         return max(CHUNK_LEAST_S, CHUNK_TIMES * sum(stage.seconds / stage.chunks for stage in stages))
 
-    def _fail_over(self, address: str, name: str, chunk: int, limit_s: float) -> None:
+    def _fail_over(self, address: str, name: str, what: str, limit_s: float) -> None:
         LOG.warning(
-            "worker %s is ended: chunk %d of %s was in one stage for more than %.0f s",
-            name, chunk, self._job.spec.input, limit_s,
+            "worker %s is ended: %s of %s was in one stage for more than %.0f s",
+            name, what, self._job.spec.input, limit_s,
         )  # fmt: skip
         self._ended.add(address)
-        self._hangs[chunk] += 1
+        self._hangs[what] += 1
         self._end_worker(address)
-        if self._hangs[chunk] == MOST_HANGS:
+        if self._hangs[what] == MOST_HANGS:
             raise chunks_failed(
                 self._job,
-                f"chunk {chunk} hung on {MOST_HANGS} workers of {self._where}, one after another, each time for more "
+                f"{what} hung on {MOST_HANGS} workers of {self._where}, one after another, each time for more "
                 f"than {limit_s:.0f} s: see what it waits for (a lock, a GPU, a file system)",
             )
 
@@ -137,7 +142,7 @@ class SilentWorkers:
             process = self._local.process(address)
             if process is None or address in self._ended:
                 continue
-            cpu_s = _cpu_seconds(process)
+            cpu_s = cpu_seconds(process)
             if silent_s == 0.0:
                 self._cpu_s[address] = cpu_s
             is_idle = cpu_s - self._cpu_s.setdefault(address, cpu_s) < IDLE_CORES * silent_s
@@ -145,15 +150,6 @@ class SilentWorkers:
                 LOG.warning("worker process %d is replaced: no heartbeat for %.0f s", process, silent_s)
                 self._ended.add(address)
                 self._local.end(address)
-
-
-def _cpu_seconds(process: int) -> float:
-    """CPU time of a process so far; 0 if it has ended."""
-    try:
-        fields = Path(f"/proc/{process}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
-    except OSError:
-        return 0.0
-    return (int(fields[11]) + int(fields[12])) / _TICKS_S
 
 
 @contextmanager

@@ -80,6 +80,7 @@ def _heartbeat(worker: Any) -> dict[str, Any]:
         "host": socket.gethostname(),
         "host_memory_bytes": _HOST_MEMORY_BYTES,
         "in_hand": segments.in_hand(),
+        "opening": segments.opening(),
         job_memory.REPORT: job_memory.meter.report(),
     }
 

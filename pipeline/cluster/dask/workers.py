@@ -144,7 +144,9 @@ class DaskWorkers:
             gang.stream(plan, ledger, events, record)
             return record
         listen(client, self._where, STAGES_TOPIC, self._hear)  # a restarted scheduler has no subscriptions
-        watch = ChunkWatch(self.identities, self._end_worker, cluster_job, record, self._where)
+        watch = ChunkWatch(
+            self.identities, self._end_worker, cluster_job, record, self._where, job.bounds.opening_s
+        )  # fmt: skip
 
         addresses = None if some is None else some.addresses
         run = SegmentTasks(client, cluster_job, self._where, _both(events.check, watch), addresses)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.codecs.packed import ChunkForm, PackedBlocks
 from pipeline.engine.devices.cuda_driver import Call
 from pipeline.errors import DeviceError, OutOfDeviceMemory, StorageError
 from pipeline.workloads.protocol import ArraySpec, Chunk
@@ -61,7 +62,17 @@ class Slot:
     host_output: NDArray[np.uint8]
     # The device memory of a GPU; None on a CPU, which computes on the host arrays.
     cuda: CudaSlot | None = None
+    # The blocks that the input's memory holds instead of its arrays; None: the arrays.
+    packed: PackedBlocks | None = None
+    # How the output is encoded on the device, and its encoded chunks; None: it is not.
+    form: ChunkForm | None = None
+    chunks: list[NDArray[np.uint8]] | None = None
     _views: Views = field(default_factory=lambda: Views(carve))
+
+    @property
+    def room(self) -> NDArray[np.uint8]:
+        """Memory for packed blocks, which are uploaded to where the output will be."""
+        return self.host_input[: len(self.host_output)]
 
     def inputs(self, chunk: Chunk) -> list[NDArray[Any]]:
         return self._views.of(self.host_input, chunk.inputs)
@@ -99,8 +110,12 @@ class CudaSlot:
     output: Any
     upload_began: Any = field(default_factory=_event)
     upload_done: Any = field(default_factory=_event)
+    decode_done: Any = field(default_factory=_event)
     compute_began: Any = field(default_factory=_event)
     compute_done: Any = field(default_factory=_event)
+    encode_began: Any = field(default_factory=_event)
+    encode_done: Any = field(default_factory=_event)
+    packed_done: Any = field(default_factory=_event)
     download_began: Any = field(default_factory=_event)
     download_done: Any = field(default_factory=_event)
     # The driver calls of the last chunk, with its input and output bytes: most chunks reuse them.
@@ -130,12 +145,12 @@ def allocate_cuda_slot(input_bytes: int, output_bytes: int) -> Slot:
         needed = input_bytes + output_bytes
         raise OutOfDeviceMemory(f"the GPU has no room for a slot of {needed} bytes; lower --memory") from error
     try:
-        return Slot(_pinned(input_bytes), _pinned(output_bytes), CudaSlot(device_input, device_output))
+        return Slot(pinned(input_bytes), pinned(output_bytes), CudaSlot(device_input, device_output))
     except runtime_error as error:
         raise DeviceError(f"no pinned memory for a slot: {error}; lower --memory") from error
 
 
-def _pinned(nbytes: int) -> NDArray[np.uint8]:
+def pinned(nbytes: int) -> NDArray[np.uint8]:
     import cupy
 
     memory = cupy.cuda.PinnedMemoryPointer(cupy.cuda.PinnedMemory(max(nbytes, 1)), 0)

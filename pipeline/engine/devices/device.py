@@ -2,22 +2,40 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.codecs import nvcomp
+from pipeline.codecs.packed import ChunkForm
 from pipeline.config import format_bytes
 from pipeline.engine.devices import cuda_driver
-from pipeline.engine.devices.buffers import CudaSlot, Slot, allocate_cuda_slot, allocate_host_slot, buffer_bytes
+from pipeline.engine.devices.buffers import (
+    CudaSlot,
+    Slot,
+    allocate_cuda_slot,
+    allocate_host_slot,
+    buffer_bytes,
+    pinned,
+)
 from pipeline.engine.devices.cuda_driver import Call
 from pipeline.engine.devices.discovery import cpu_model, cuda_properties
 from pipeline.engine.stages import StageRecord
 from pipeline.errors import DeviceError, OutOfDeviceMemory
 from pipeline.workloads.protocol import Chunk, OpenJob
+
+if TYPE_CHECKING:
+    from pipeline.engine.devices.packing import Packer
 
 MIB = 1 << 20
 CLOCK_TRIES = 5
@@ -49,6 +67,10 @@ class Device(ABC):
     # Slots that keep every stage busy: one in each lane, and one or more on each side of them.
     ring_depth: int
 
+    # Whether it decodes packed blocks (`ReadsPacked`), and encodes chunks (`TakesPacked`).
+    decodes = False
+    encodes = False
+
     # The least and the most bytes of input and output together that make a good chunk.
     chunk_range: tuple[int, int]
 
@@ -66,6 +88,10 @@ class Device(ABC):
     @abstractmethod
     def enter(self) -> None:
         """Prepare the calling thread."""
+
+    def unpack(self, chunk: Chunk, slot: Slot) -> bool:
+        """Fill a chunk's input from the slot's packed blocks, in a reader's thread; False if `OpenJob.read` must."""
+        return False
 
     @abstractmethod
     def process(self, job: OpenJob, chunk: Chunk, slot: Slot, record: StageRecord) -> None: ...
@@ -156,6 +182,26 @@ class CpuDevice(Device):
         return {"name": self.name, "model": cpu_model(), "threads": self.lanes}
 
 
+class _OfThread(threading.local):
+    """What a reader or writer thread decodes or encodes with, beside the others: a stream, a pinned int32, memory."""
+
+    @cached_property
+    def stream(self) -> Any:
+        import cupy
+
+        return cupy.cuda.Stream(non_blocking=True)
+
+    @cached_property
+    def word(self) -> NDArray[np.int32]:
+        return pinned(4).view(np.int32)
+
+    @cached_property
+    def packer(self) -> Packer:
+        from pipeline.engine.devices.packing import Packer
+
+        return Packer()
+
+
 class CudaDevice(Device):
     """Three non-blocking streams (in, compute, out); events alone order a slot's way through them."""
 
@@ -182,9 +228,12 @@ class CudaDevice(Device):
         self._origin = cupy.cuda.Event()
         self._origin_time = 0.0
         self._bound: GpuBound | None = None
+        self.decodes = self.encodes = os.environ.get("MILLRACE_GPU_CODECS") == "1" and nvcomp.load() is not None
+        self._of_thread = _OfThread()
 
     def bounded(self, memory_bytes: int, on_taken: Callable[[int], None]) -> CudaDevice:
         twin = copy(self)
+        twin._of_thread = _OfThread()  # its memory counts
         twin._bound = GpuBound(memory_bytes, self._cupy.cuda.MemoryPool(), on_taken)
         return twin
 
@@ -217,10 +266,44 @@ class CudaDevice(Device):
     def enter(self) -> None:
         self._cupy.cuda.Device(self._ordinal).use()
 
+    def unpack(self, chunk: Chunk, slot: Slot) -> bool:
+        from pipeline.engine.devices.unpacking import NO_FAULT, Unpacking
+
+        twin, packed = slot.cuda, slot.packed
+        assert twin is not None, "the slot was allocated for another device"
+        assert packed is not None, "there are blocks to decode"
+        stream, word = self._of_thread.stream, self._of_thread.word
+        try:
+            with stream, self.allocating():
+                unpacking = Unpacking(packed, slot.host_input, twin.output)
+                cuda_driver.make(
+                    (
+                        cuda_driver.record(twin.upload_began, stream),
+                        cuda_driver.copy_in(twin.output.ptr, slot.host_input.ctypes.data, packed.nbytes, stream),
+                        cuda_driver.record(twin.upload_done, stream),
+                    )
+                )
+                fault = unpacking.launch(twin.inputs(chunk)[0], stream)
+                cuda_driver.make(
+                    (
+                        cuda_driver.copy_out(word.ctypes.data, fault.data.ptr, fault.nbytes, stream),
+                        cuda_driver.record(twin.decode_done, stream),
+                    )
+                )
+                twin.decode_done.synchronize()
+        except self._cupy.cuda.memory.OutOfMemoryError:
+            self.decodes = False  # the processor decodes what is read from now on
+            return False
+        except (DeviceError, self._cupy.cuda.runtime.CUDARuntimeError) as error:
+            raise DeviceError(f"{self.name}, chunk {chunk.index}: {error}") from error
+        return int(word[0]) == NO_FAULT
+
     def process(self, job: OpenJob, chunk: Chunk, slot: Slot, record: StageRecord) -> None:
         twin = slot.cuda
         assert twin is not None, "the slot was allocated for another device"
         before, after = self._calls(chunk, slot, twin)
+        if slot.packed is not None:
+            before = before[-1:]  # the input is on the device
         try:
             cuda_driver.make(before)
             with self._compute, self.allocating():
@@ -230,6 +313,45 @@ class CudaDevice(Device):
             raise OutOfDeviceMemory(f"{self.name}, chunk {chunk.index}: {error}; lower --chunk-bytes") from error
         except (DeviceError, self._cupy.cuda.runtime.CUDARuntimeError) as error:
             raise DeviceError(f"{self.name}, chunk {chunk.index}: {error}") from error
+
+    def _pack(self, chunk: Chunk, slot: Slot, form: ChunkForm, twin: CudaSlot) -> list[NDArray[np.uint8]] | None:
+        """Encode a chunk's output, which is complete, and copy it back; None if there is no memory for it.
+
+        The encoded chunks take the place of the input, on the device and on the host.
+        """
+        from pipeline.engine.devices.packing import table_bytes
+
+        stream, packer, count = self._of_thread.stream, self._of_thread.packer, len(form.origins)
+        host, room, first = slot.host_input.ctypes.data, len(slot.host_input), table_bytes(count)
+        if room < first:
+            return None
+        try:
+            with stream, self.allocating():
+                cuda_driver.make((cuda_driver.record(twin.encode_began, stream),))
+                packer.launch(form, twin.outputs(chunk)[0], twin.input, room, stream)
+        except self._cupy.cuda.memory.OutOfMemoryError:
+            self.encodes = False  # the processor encodes from now on
+            return None
+        cuda_driver.make(
+            (
+                cuda_driver.record(twin.encode_done, stream),
+                cuda_driver.copy_out(host, twin.input.ptr, first, stream),
+                cuda_driver.record(twin.packed_done, stream),
+            )
+        )
+        twin.packed_done.synchronize()
+        *sizes, total = slot.host_input[: 8 * (count + 1)].view(np.int64).tolist()
+        if total < 0:
+            return None
+        cuda_driver.make(
+            (
+                cuda_driver.copy_out(host + first, twin.input.ptr + first, total, stream),
+                cuda_driver.record(twin.packed_done, stream),
+            )
+        )
+        twin.packed_done.synchronize()
+        ends = np.cumsum([first, *sizes]).tolist()
+        return [slot.host_input[begin:end] for begin, end in itertools.pairwise(ends)]
 
     def _calls(self, chunk: Chunk, slot: Slot, twin: CudaSlot) -> tuple[list[Call], list[Call]]:
         """The driver calls before and after a chunk's kernels."""
@@ -258,11 +380,18 @@ class CudaDevice(Device):
         assert twin is not None, "the slot was allocated for another device"
         try:
             twin.download_done.synchronize()
-            for stage, began, done, nbytes in (
+            stages = [
                 ("upload", twin.upload_began, twin.upload_done, chunk.input_bytes),
                 ("compute", twin.compute_began, twin.compute_done, chunk.input_bytes),
                 ("download", twin.download_began, twin.download_done, chunk.output_bytes),
-            ):
+            ]
+            if slot.packed is not None:
+                stages[0] = ("upload", twin.upload_began, twin.upload_done, slot.packed.nbytes)
+                stages.append(("decode", twin.upload_done, twin.decode_done, chunk.input_bytes))
+            slot.chunks = None if slot.form is None else self._pack(chunk, slot, slot.form, twin)
+            if slot.chunks is not None:
+                stages.append(("encode", twin.encode_began, twin.encode_done, chunk.output_bytes))
+            for stage, began, done, nbytes in stages:
                 # From the two events directly: float milliseconds since the origin lose precision.
                 start = self._host_time(began) if record.keeps_timeline else 0.0
                 record.add(stage, chunk.index, start, start + cuda_driver.seconds(began, done), nbytes)

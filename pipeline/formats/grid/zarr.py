@@ -45,7 +45,7 @@ def _metadata(path: Path, header: GridHeader) -> dict[str, Any]:
     steps: list[dict[str, Any]] = [{"type": "scale", "scale": scale}]
     if header.is_orthogonal:
         steps.append({"type": "translation", "translation": list(header.origin)})
-    return ome_metadata(path, axes, steps)
+    return ome_metadata(path.stem, axes, steps)
 
 
 def _attribute(header: GridHeader) -> dict[str, Any]:

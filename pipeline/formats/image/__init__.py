@@ -33,7 +33,7 @@ FORMATS: tuple[ImageFormat, ...] = (Tiff(), Zarr(), Png(), Pnm(), Npy())
 _CARRIED = {
     "profile": ("colour profile", "icc_profile"),
     "orientation": ("orientation", "orientation"),
-    "labels": ("label properties", LABELS),
+    "label properties": ("label properties", LABELS),
 }
 _FIRST_BYTES = 64
 _BEYOND_ANY_FILE_BYTES = 1 << 62

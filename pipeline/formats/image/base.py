@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.codecs.packed import PackedBlocks
 from pipeline.errors import ParameterError, counted
 from pipeline.formats import Reader
 from pipeline.formats.image.metadata import Calibration
@@ -139,6 +140,12 @@ class ImageHeader:
     notes: Notes = field(default_factory=Notes)
     levels: int = 1
 
+    def of_other_values(self, dtype: np.dtype[Any]) -> ImageHeader:
+        """The header of values of another meaning, as of a derivative: without what the input says of its values."""
+        metadata = {key: value for key, value in self.metadata.items() if key not in ("tuple_type", "omero")}
+        notes = replace(self.notes, display=())
+        return replace(self, dtype=dtype, maxval=None, metadata=metadata, notes=notes)
+
     @property
     def nbytes(self) -> int:
         """Bytes of the samples, uncompressed."""
@@ -224,6 +231,17 @@ class ImageReader(Reader):
 
         Raises InputError if the file is truncated or corrupt, StorageError if reading fails.
         """
+
+    @property
+    def packs(self) -> bool:
+        """Whether `read_packed` is of use."""
+        return False
+
+    def read_packed(self, region: Region, memory: NDArray[np.uint8]) -> PackedBlocks | None:
+        """Gather the region's encoded blocks in `memory`, for a device that decodes them; None if it cannot, or if they
+        do not fit: then `read` is called. Raises as `read`.
+        """
+        return None
 
     def at_level(self, level: int) -> ImageReader:
         """A reader of a level of the file's pyramid, 1 to `header.levels` - 1; close it too."""

@@ -20,10 +20,10 @@ from pipeline.codecs import silence_loggers
 from pipeline.codecs.deflate import deflated_bands
 from pipeline.errors import InputError, counted
 from pipeline.formats.image.base import ImageFormat, ImageHeader, ImageReader, ImageWriter, Region
-from pipeline.formats.image.metadata import Calibration, Step, in_unit
+from pipeline.formats.image.metadata import Calibration, Step, in_unit, png_text
 from pipeline.formats.image.spooled_writer import SpooledWriter
 from pipeline.formats.image.whole_image_reader import WholeImageReader
-from pipeline.storage.object_file import opened_to_read
+from pipeline.storage.object_file import ObjectFile, opened_to_read
 from pipeline.storage.partial import Opening
 from pipeline.storage.positional import PositionalFile, memory_of
 
@@ -82,7 +82,7 @@ class Png(ImageFormat):
         return None
 
     def keeps(self, header: ImageHeader, path: Path) -> set[str]:
-        return {"profile"} | ({"plane"} if _physical(header.calibration) is not None else set())
+        return {"profile", *png_text.KEPT} | ({"plane"} if _physical(header.calibration) is not None else set())
 
     def create(self, path: Path, header: ImageHeader, opening: Opening = Opening.NEW) -> ImageWriter:
         return PngWriter(path, header, opening)
@@ -108,6 +108,7 @@ def png_pieces(header: ImageHeader, rows_of: Callable[[int, int], NDArray[Any]])
     yield _SIGNATURE + _chunk(b"IHDR", _IHDR.pack(width, height, depth, _COLOUR_OF[channels], 0, 0, 0))
     carried = _described(header) | dict(header.metadata.get("png_chunks", ()))
     yield from (_chunk(kind, carried[kind]) for kind in _CARRIED if kind in carried)
+    yield from (_chunk(kind, data) for kind, data in png_text.written(header.notes))
 
     def encoded(first: int, stop: int) -> memoryview:
         """Rows as PNG stores them: the filter's number, then the difference to the row above."""
@@ -199,10 +200,15 @@ def _read_header(file: PositionalFile) -> ImageHeader:
             f"{file.path}: truncated: its header promises {row_bytes * height:,} bytes of samples, "
             f"which {file.size:,} bytes cannot hold; copy or export it again"
         )
-    transparent, carried = False, []
+    transparent, carried, texts, samples = False, [], [], False
     for chunk in chunks:
-        if chunk.kind in (b"IDAT", b"IEND"):
+        samples = samples or chunk.kind == b"IDAT"
+        if samples and isinstance(file, ObjectFile):  # each further chunk would take a request
             break
+        if chunk.kind in png_text.KINDS and chunk.length <= _LONGEST_CARRIED:
+            texts.append((chunk.kind, bytes(_data_of(file, chunk))))
+        if samples:
+            continue
         transparent = transparent or (chunk.kind == b"tRNS" and b"tRNS" in _wanted(colour))
         if chunk.kind in _CARRIED and chunk.length <= _LONGEST_CARRIED:
             carried.append((chunk.kind, bytes(_data_of(file, chunk))))
@@ -213,6 +219,7 @@ def _read_header(file: PositionalFile) -> ImageHeader:
         dtype=np.dtype(np.uint16 if depth == 16 else np.uint8),
         metadata={"compression": "deflate"} | ({"png_chunks": tuple(carried)} if carried else {}) | _profile(described),
         calibration=_calibration(described),
+        notes=png_text.read(texts),
     )
 
 

@@ -36,7 +36,7 @@ def _metadata(path: Path, header: SeriesHeader) -> dict[str, Any]:
     space = {"type": "space"} | ({"unit": "millimeter"} if header.voxel_mm is not None else {})
     axes = [{"name": "t", "type": "time"}, *({"name": name} | space for name in "zyx")]
     x, y, z = header.voxel_mm or (1.0, 1.0, 1.0)
-    return ome_metadata(path, axes, [{"type": "scale", "scale": [1.0, z, y, x]}])
+    return ome_metadata(path.stem, axes, [{"type": "scale", "scale": [1.0, z, y, x]}])
 
 
 def _attribute(header: SeriesHeader) -> dict[str, Any]:

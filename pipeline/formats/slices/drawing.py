@@ -20,8 +20,19 @@ from numpy.typing import NDArray
 
 from pipeline.errors import ParameterError
 from pipeline.formats.image.base import ImageHeader, ImageReader, Region
+from pipeline.formats.image.metadata import Channel, Step
+from pipeline.formats.image.metadata.units import kind_of, symbol_of
 from pipeline.formats.image.png import png_pieces
-from pipeline.formats.image.preview import BLOCKS_BYTES, TILE_SAMPLES, as_light, block_sums, contrast, shades
+from pipeline.formats.image.preview import (
+    BLOCKS_BYTES,
+    TILE_SAMPLES,
+    as_light,
+    block_sums,
+    composed,
+    contrast,
+    shades,
+    shown_channels,
+)
 from pipeline.formats.slices.stacks import open_stack
 
 LONGEST_SIDE = 2048
@@ -45,6 +56,8 @@ class Cut:
     size          : of the longest side in pixels, at most; a sample is never shown by several pixels
     low, high     : the values that are black and white; None: percentiles of the picture, or 8-bit samples as they are
     part          : of complex samples
+    composite     : show the channels together, each in its colour
+    limits        : of a composite, low and high of each channel; empty: as `low` and `high`
     """
 
     plane: str | None = None
@@ -55,6 +68,8 @@ class Cut:
     low: float | None = None
     high: float | None = None
     part: Part = "magnitude"
+    composite: bool = False
+    limits: tuple[tuple[float, float], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,17 +78,24 @@ class Picture:
 
     level         : of the pyramid
     one_of        : only one in so many blocks was read, along each axis
-    low, high     : the values that are black and white
+    limits        : the values that are black and white, of a composite those of each channel
     rows, columns : start and stop of what the picture shows of the plane, which may pass its edge by less than a pixel
     """
 
     png: bytes
     level: int
     one_of: int
-    low: float
-    high: float
+    limits: tuple[tuple[float, float], ...]
     rows: tuple[float, float]
     columns: tuple[float, float]
+
+    @property
+    def low(self) -> float:
+        return min(low for low, _ in self.limits)
+
+    @property
+    def high(self) -> float:
+        return max(high for _, high in self.limits)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +108,7 @@ class Stack:
     samples  : of a pixel: 1 for gray
     levels   : of the pyramid
     channels : names of the axis C, as far as they are known
+    colours  : of the channels that a composite shows, as RRGGBB; empty if there is none
     steps    : the distance of samples along an axis, with its unit, as far as it is known
     """
 
@@ -96,6 +119,7 @@ class Stack:
     samples: int
     levels: int
     channels: tuple[str, ...]
+    colours: tuple[str, ...]
     steps: Mapping[str, str]
 
 
@@ -110,7 +134,8 @@ def describe(path: Path) -> Stack:
             axes=tuple(seen), plane=plane, at={each: _first(each, n) for each, n in seen if each not in plane},
             dtype=header.dtype.name, samples=colours or 1, levels=header.levels,
             channels=tuple(each.name for each in header.calibration.channels),
-            steps={letter: str(step) for letter, step in header.calibration.steps.items() if letter in header.axes},
+            colours=tuple(str(each.colour) for each in _composed_channels(header)),
+            steps={letter: _said(step) for letter, step in header.calibration.steps.items() if letter in header.axes},
         )  # fmt: skip
 
 
@@ -128,16 +153,50 @@ def draw(path: Path, cut: Cut) -> Picture:
             for letter, index in place.items()
         }
         step = _step(spans, cut.size)
-        plane = _Plane(reader, letters, place, spans, cut.part)
-        pixels = as_light(plane.averaged(step), plane.header)
-        low, high = contrast(pixels, plane.header) if cut.low is None or cut.high is None else (0.0, 0.0)
-        low, high = low if cut.low is None else cut.low, high if cut.high is None else cut.high
-        extents = ((span[0], span[0] + step * n) for span, n in zip(spans, pixels.shape[:2], strict=True))
+        channels = _asked_channels(whole.header, cut, letters)
+        grays, limits = [], []
+        for number in range(len(channels) or 1):
+            at = {**place, "C": number} if channels else place
+            plane = _Plane(reader, letters, at, spans, cut.part, MOST_READ_BYTES // (len(channels) or 1))
+            pixels = as_light(plane.averaged(step), plane.header)
+            limits.append(cut.limits[number] if cut.limits else _limits(cut, pixels, plane.header))
+            grays.append(shades(pixels, plane.header, *limits[-1]))
+        extents = ((span[0], span[0] + step * n) for span, n in zip(spans, grays[0].shape[:2], strict=True))
         (top, bottom), (left, right) = extents
         return Picture(
-            png=_png(shades(pixels, plane.header, low, high)), level=level, one_of=plane.one_of, low=low, high=high,
+            png=_png(composed(grays, channels) if channels else grays[0]), level=level, one_of=plane.one_of,
+            limits=tuple(limits),
             rows=(float(top * rows), float(bottom * rows)), columns=(float(left * columns), float(right * columns)),
         )  # fmt: skip
+
+
+def _limits(cut: Cut, pixels: NDArray[np.float64], header: ImageHeader) -> tuple[float, float]:
+    """The values that are black and white."""
+    low, high = contrast(pixels, header) if cut.low is None or cut.high is None else (0.0, 0.0)
+    return low if cut.low is None else cut.low, high if cut.high is None else cut.high
+
+
+def _composed_channels(header: ImageHeader) -> list[Channel]:
+    """The channels of a composite; none if the image has one channel, or colours."""
+    channels = shown_channels(header)
+    return channels if len(channels) > 1 else []
+
+
+def _asked_channels(header: ImageHeader, cut: Cut, plane: str) -> list[Channel]:
+    if not cut.composite:
+        return []
+    channels = [] if "C" in plane else _composed_channels(header)
+    if not channels:
+        raise ParameterError(f"composite: there are no channels beside the plane {plane}")
+    if cut.limits and len(cut.limits) != len(channels):
+        raise ParameterError(f"limits: name low and high of each of the {len(channels)} channels")
+    return channels
+
+
+def _said(step: Step) -> str:
+    """A step for people."""
+    known = step.unit is not None and kind_of(step.unit) is not None
+    return f"{step.size:g} {symbol_of(step.unit)}" if known and step.unit else str(step)
 
 
 def _step(spans: tuple[Span, Span], size: int) -> int:
@@ -176,8 +235,9 @@ class _Plane:
     """
 
     def __init__(
-        self, reader: ImageReader, letters: str, place: Mapping[str, int], spans: tuple[Span, Span], part: Part
-    ) -> None:
+        self, reader: ImageReader, letters: str, place: Mapping[str, int], spans: tuple[Span, Span], part: Part,
+        most_bytes: int,
+    ) -> None:  # fmt: skip
         self._reader, self._letters, self._place, self._spans, self._part = reader, letters, place, spans, part
         reader.hold_at_most(BLOCKS_BYTES)
         header = reader.header
@@ -192,7 +252,7 @@ class _Plane:
         self._blocks, block_bytes = self._costs()
         counts = [-(-b // n) - a // n for (a, b), n in zip(spans, self._blocks, strict=True)]
         self.one_of = 1
-        while math.prod(-(-count // self.one_of) for count in counts) * block_bytes > MOST_READ_BYTES:
+        while math.prod(-(-count // self.one_of) for count in counts) * block_bytes > most_bytes:
             if self.one_of >= max(counts):
                 break  # one block is as much
             self.one_of += 1 + self.one_of // 8

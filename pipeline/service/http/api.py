@@ -264,7 +264,8 @@ def preview(service: ThisService, user: CurrentUser, job: str) -> FileResponse:
     """A small image of the result."""
     stored = _succeeded(service, user, job)
     picture = service.previews / f"{stored.job.id}.png"
-    draw_late_preview(stored, service.roots.of(stored.asked.group).within(stored.asked.output), picture)
+    roots = service.roots.of(stored.asked.group)
+    draw_late_preview(stored, roots.within(stored.asked.output), picture, service.processes, roots.confine())
     if not picture.is_file():
         raise HTTPException(404, f"job {job} has no preview")
     return FileResponse(picture, media_type="image/png")

@@ -17,6 +17,7 @@ import pickle
 import resource
 import signal
 import threading
+import time
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -26,6 +27,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from pipeline.cluster.dask.worker_start import METHOD
+from pipeline.cluster.silence import cpu_seconds
 from pipeline.config import format_bytes
 from pipeline.errors import InputError, MillraceError, too_little_memory
 from pipeline.workloads import JobSpec, OpenJob, workload_named
@@ -38,8 +40,10 @@ LOG = logging.getLogger("millrace.service")
 GROWN_SHARE = 0.25
 # Processes kept for later jobs.
 MOST_READY = 4
-# How often `check` is called while a job is opened and planned.
+# How often `check` is called while an answer is awaited.
 CHECK_S = 0.25
+# How long a killed process is waited for: one that a file system holds up does not end.
+END_S = 5.0
 # Methods whose results stay in the process, and those that close what a dead process cannot hold open.
 _KEEPING, _CLOSING = ("reference", "sink"), ("close", "discard", "keep")
 _PR_SET_PDEATHSIG = 1
@@ -78,6 +82,33 @@ class JobProcesses:
         process = process or self._started()
         process.check = check
         return Lease(process, partial(self._put_back, process))
+
+    def look(
+        self,
+        path: Path,
+        function: Callable[..., T],
+        *arguments: Any,
+        known: object,
+        most_bytes: int,
+        most_s: float,
+    ) -> T:
+        """`Lease.call` in a process of its own, for so long at most. InputError if it takes longer, or dies of it."""
+        ends_at = time.monotonic() + most_s
+
+        def check() -> None:
+            if time.monotonic() > ends_at:
+                raise InputError(
+                    f"{path}: looking at it takes more than {most_s:.0f} s; choose a smaller part, or write a pyramid"
+                )
+
+        lease = self.lease(check)
+        try:
+            return lease.call(function, path, *arguments, known=known, most_bytes=most_bytes)
+        except ProcessDied as error:
+            said = "the process that read it died; the file is damaged, or too large to show"
+            raise InputError(f"{path}: {said}") from error
+        finally:
+            lease.release()
 
     def close(self) -> None:
         """End every process, those of open jobs too."""
@@ -146,9 +177,19 @@ class Lease:
         """
         return cast("T", self._process.ask("call_function", function, path, arguments, most_bytes, known))
 
-    def settle(self) -> None:
-        """Planning is over: `check` is called no more, since ending the process would lose what it writes."""
-        self._process.check = None
+    def settle(self, check: Callable[[float, float], None]) -> None:
+        """Planning is over: from now on `check` gets the seconds that the present request takes so far, and for how
+        many of these the process has not used the CPU. If it raises, the process ends, and loses what it writes."""
+        process, cpu_s, busy_at = self._process, -1.0, 0.0
+
+        def look() -> None:
+            nonlocal cpu_s, busy_at
+            now, used_s = time.monotonic(), process.cpu_seconds()
+            if used_s != cpu_s or busy_at < process.asked_at:
+                cpu_s, busy_at = used_s, now
+            check(now - process.asked_at, now - busy_at)
+
+        process.check = look
 
 
 class _Process:
@@ -156,6 +197,7 @@ class _Process:
 
     def __init__(self, limit_bytes: int) -> None:
         self.check: Callable[[], None] | None = None
+        self.asked_at = 0.0  # on the monotonic clock: when the present request was sent
         self._lock = threading.RLock()
         context: Any = multiprocessing.get_context(METHOD)
         self._connection, other = context.Pipe()
@@ -166,6 +208,7 @@ class _Process:
     def ask(self, what: str, *arguments: Any, callback: Callable[[], None] | None = None) -> Any:
         """The answer to a request. Raises what it raised there, or ProcessDied."""
         with self._lock:
+            self.asked_at = time.monotonic()
             try:
                 self._connection.send((what, *arguments))
                 while True:
@@ -189,6 +232,9 @@ class _Process:
                 self.end()
                 raise
 
+    def cpu_seconds(self) -> float:
+        return cpu_seconds(self._process.pid)
+
     def is_fresh(self) -> bool:
         """Whether it lives, and has given back its memory."""
         try:
@@ -199,7 +245,7 @@ class _Process:
     def end(self) -> None:
         """Harmless a second time, and while another thread does it or waits for an answer."""
         self._process.kill()
-        self._process.join()
+        self._process.join(END_S)
         with self._lock:  # its descriptor may soon be another file's
             self._connection.close()
 
@@ -294,7 +340,12 @@ class _Server:
         return _members(self._objects[0])
 
     def call_function(
-        self, function: Callable[..., Any], path: Path, arguments: tuple[Any, ...], most_bytes: int, known: object
+        self,
+        function: Callable[..., Any],
+        path: Path,
+        arguments: tuple[Any, ...],
+        most_bytes: int,
+        known: object,
     ) -> Any:
         self._limit(most_bytes)
         self._input, self._doing, self._remedy = path, "looking at it", ""

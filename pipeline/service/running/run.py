@@ -26,10 +26,12 @@ from pipeline.errors import (
     OperatorError,
     OutOfDeviceMemory,
     ServiceRefused,
+    StorageError,
     UserError,
     counted,
     shortage,
 )
+from pipeline.formats.image.preview import write_preview as draw_image
 from pipeline.service.jobs import (
     ACTIVE,
     Computed,
@@ -51,12 +53,18 @@ from pipeline.service.running.parameters import parameters_of
 from pipeline.service.store import Facts, StoredJob, Used
 from pipeline.workloads import Chunk, JobSpec, OpenJob, Plan
 from pipeline.workloads.paths import refuse_existing
+from pipeline.workloads.protocol import Previews
 
 LOG = logging.getLogger("millrace.service")
 # How often progress is stored.
 PROGRESS_S = 0.5
 # How often a planned job looks for a place.
 PLACE_S = 0.25
+# A step after planning in the job's process (opening the output, the audit, publishing, the preview) may take so long,
+# and so long without using the CPU; both longer by the time that the result's bytes take on a slow disk.
+STEP_S, IDLE_STEP_S, SLOW_BYTES_A_SECOND = 12 * 3600.0, 1200.0, 10e6
+# What drawing a preview may allocate.
+PREVIEW_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,14 +76,6 @@ class UnderWay:
     chunks_done: int
 
 
-def run_options(memory_bytes: int, limits: JobLimits, job: str) -> RunOptions:
-    """How to run a job whose ring may take so much memory."""
-    if limits.memory_bytes is not None:
-        memory_bytes = min(memory_bytes, limits.memory_bytes // 2)  # decoders and kernels take memory too
-    bounds = Bounds(memory_bytes=limits.memory_bytes, gpu_memory_bytes=limits.gpu_memory_bytes, workers=limits.gpus)
-    return RunOptions(memory_bytes=memory_bytes, resume=True, start_over=True, job=job, bounds=bounds)
-
-
 def estimate_of(planned: PlannedJob) -> tuple[dict[str, int], int]:
     """What the job will take, as `api_models.Estimate` without seconds; and its work."""
     plan = planned.plan
@@ -84,6 +84,16 @@ def estimate_of(planned: PlannedJob) -> tuple[dict[str, int], int]:
         "memory_bytes": planned.ring_bytes,
     }  # fmt: skip
     return estimate, sum(chunk.work for chunk in plan.chunks)
+
+
+def _check_step(output: Path, nbytes: int, took_s: float, idle_s: float) -> None:
+    """StorageError if a step after planning hangs."""
+    writing_s = nbytes / SLOW_BYTES_A_SECOND
+    if took_s > STEP_S + writing_s or idle_s > IDLE_STEP_S + writing_s:
+        raise StorageError(
+            f"{output}: opening, checking or publishing it takes more than {format_seconds(took_s)}, the last "
+            f"{format_seconds(idle_s)} without using the CPU: see whether the file systems of input and output answer"
+        )
 
 
 class StopRequested(Exception):
@@ -219,6 +229,20 @@ class Run:
     def limits(self) -> JobLimits:
         return self.claimed.asked.limits
 
+    @property
+    def options(self) -> RunOptions:
+        """How the job is run."""
+        limits, memory_bytes = self.limits, self.memory_bytes
+        if limits.memory_bytes is not None:
+            memory_bytes = min(memory_bytes, limits.memory_bytes // 2)  # decoders and kernels take memory too
+        bounds = Bounds(
+            memory_bytes=limits.memory_bytes, gpu_memory_bytes=limits.gpu_memory_bytes, workers=limits.gpus,
+            opening_s=self.planning_s,
+        )  # fmt: skip
+        return RunOptions(
+            memory_bytes=memory_bytes, resume=True, start_over=True, job=self.claimed.job.id, bounds=bounds
+        )
+
     def estimate(self, within_s: float) -> tuple[dict[str, int], int]:
         """Plans only: `estimate_of` the plan. Raises UserError; ServiceRefused if it takes longer."""
         end = time.monotonic() + within_s
@@ -230,16 +254,13 @@ class Run:
                 )
 
         try:
-            planned = self._planned(check)
+            planned = self.planned(self._spec(), self.options, check)
             planned.output.discard()
             return estimate_of(planned)
         except ProcessDied as error:
             raise ServiceRefused(f"{self.claimed.asked.input}: {error}") from error
         finally:
             self.release()
-
-    def _planned(self, check: Callable[[], None]) -> PlannedJob:
-        return self.planned(self._spec(), run_options(self.memory_bytes, self.limits, self.claimed.job.id), check)
 
     def planned(self, spec: JobSpec, options: RunOptions, check: Callable[[], None]) -> PlannedJob:
         """The job of this spec, opened in a process that `check` can end, and planned."""
@@ -248,7 +269,7 @@ class Run:
             open_job = partial(lease.open, most_bytes=self.limits.memory_bytes)
         planned = plan_job(spec, self.executor.device, options, open_job)
         if lease is not None:
-            lease.settle()
+            lease.settle(partial(_check_step, spec.output, planned.plan.output_bytes))
         return planned
 
     def leased(self, check: Callable[[], None]) -> Lease | None:
@@ -258,8 +279,8 @@ class Run:
         return self._lease
 
     def _carry_out(self) -> Mapping[str, Any]:
-        options = run_options(self.memory_bytes, self.limits, self.claimed.job.id)
-        planned = self._planned(self.check_planning)
+        options = self.options
+        planned = self.planned(self._spec(), options, self.check_planning)
         self._job = planned.job
         try:
             self.wait_for_place()
@@ -384,6 +405,10 @@ class Run:
         if self._job is None:  # published by an earlier run
             return
         try:
-            write_preview(self._job, preview)
+            if self._lease is None or isinstance(self._job, Previews):
+                write_preview(self._job, preview)
+            else:  # the file may be another one by now
+                output = self._job.spec.output
+                self._lease.call(draw_image, output, preview, known=self.roots.confine(), most_bytes=PREVIEW_BYTES)
         except MillraceError as error:
             self.log(f"no preview: {error}")

@@ -29,8 +29,9 @@ from pipeline.errors import MillraceError, UserError
 from pipeline.formats.image.file_list import SUFFIX, FileList, ListedFile, StoredSamples, result_of, sha256_of
 from pipeline.formats.image.preview import write_preview
 from pipeline.service.jobs import ACTIVE, Computed, Event, Job, Planned
+from pipeline.service.running.job_process import JobProcesses
 from pipeline.service.running.parameters import parameters_of
-from pipeline.service.running.run import Run, StopRequested, estimate_of, run_options
+from pipeline.service.running.run import PREVIEW_BYTES, Run, StopRequested, estimate_of
 from pipeline.service.store import MOST_COMPANY, Facts, StoredJob
 from pipeline.storage.confinement import Subfolders, in_its_folder, put_within
 from pipeline.storage.objects import ObjectPath
@@ -50,6 +51,8 @@ MOST_SCAN_BYTES = 1 << 30
 # How many jobs of an array run together: so many at first, then as many as take about so long.
 FIRST_COMPANY, TOGETHER_S, GROWTH = 16, 4.0, 8
 _ARRAYS_KEPT = 1000
+# For drawing a preview that somebody waits for.
+LATE_PREVIEW_S = 20.0
 
 
 class Sizes:
@@ -184,7 +187,7 @@ class Together:
     def carry_out(self) -> dict[str, Mapping[str, Any]]:
         """Runs the jobs; returns the receipts of those that are published. Raises as `run_job`, or StopRequested."""
         run = self._run
-        options = replace(run_options(run.memory_bytes, run.limits, run.claimed.job.id), job=None, resume=False)
+        options = replace(run.options, job=None, resume=False)
         with self._folder(), ThreadPoolExecutor(1, "input-sha256") as hashing:
             planned = run.planned(self._spec(), options, self._check_planning)
             try:
@@ -313,14 +316,18 @@ class Together:
         }
 
 
-def draw_late_preview(stored: StoredJob, output: Path, picture: Path) -> None:
+def draw_late_preview(
+    stored: StoredJob, output: Path, picture: Path, processes: JobProcesses, confinement: object
+) -> None:
     """Draws the preview of a job that ran together with others, when it is first asked for: drawing all of them would
     take longer than the jobs. Draws none if the output cannot be drawn, or was changed since."""
     if stored.receipt is None or "together" not in stored.receipt or picture.is_file():
         return
     with suppress(MillraceError, OSError):
         if output.stat().st_mtime <= (stored.finished_at or 0.0):
-            write_preview(output, picture)
+            processes.look(
+                output, write_preview, picture, known=confinement, most_bytes=PREVIEW_BYTES, most_s=LATE_PREVIEW_S
+            )
 
 
 def remove_what_is_left(folder: Path, array_id: str) -> None:

@@ -7,6 +7,7 @@ import fcntl
 import os
 import shutil
 import sqlite3
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from datetime import UTC, datetime
@@ -18,6 +19,9 @@ from pipeline.service.store.statements import migrate, storing
 
 _BESIDE = ("-wal", "-shm")
 CRASH = "crash.log"
+# How often a server notes that the system has killed other processes for want of memory, which is not its own end.
+NOTE_S = 5.0
+_HEAD_BYTES = 80
 _BOOT, _COUNTERS = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/vmstat")
 
 
@@ -52,8 +56,9 @@ def sole_server(state_dir: Path) -> Iterator[None]:
 def noting_crashes(state_dir: Path) -> Iterator[str | None]:
     """Yields how the folder's last server crashed, in a few words; None if it did not. Notes the same of this one.
 
-    A crash is a fatal signal, whose traceback is kept in crash.log.1, or an end after the system killed processes for
-    want of memory. A server that was killed from outside, or lost its power, has not crashed: no job is to blame.
+    A crash is a fatal signal, whose traceback is kept in crash.log.1, or an end within `NOTE_S` of the system's killing
+    processes for want of memory. A server that was killed from outside, or lost its power, has not crashed: no job is
+    to blame.
 
     Raises StorageError if the disk fails.
     """
@@ -62,21 +67,41 @@ def noting_crashes(state_dir: Path) -> Iterator[str | None]:
         head, _, trace = path.read_text(errors="replace").partition("\n") if path.exists() else ("", "", "")
         if trace:
             path.replace(kept)
-        file = path.open("w")
-        file.write(f"{_memory_kills()}\n")
+        file = path.open("wb")
+        file.write(_head())
         file.flush()
     except OSError as error:
         raise StorageError(f"{path}: {error.strerror}; choose another state_dir") from error
     was_enabled = faulthandler.is_enabled()
+    over = threading.Event()
     with file:
         faulthandler.enable(file)
+        noting = threading.Thread(target=_note_on, args=(file.fileno(), over), name="crash-log", daemon=True)
+        noting.start()
         try:
             yield f"{trace.partition(chr(10))[0]}; see {kept}" if trace else _ended_for_memory(head)
         finally:
+            over.set()
+            noting.join()
             faulthandler.disable()
             if was_enabled:
                 faulthandler.enable()
     path.unlink(missing_ok=True)
+
+
+def _head() -> bytes:
+    return _memory_kills().ljust(_HEAD_BYTES).encode("ascii") + b"\n"
+
+
+def _note_on(file: int, over: threading.Event) -> None:
+    """Keeps the first line of the file current, before the traceback of a crash."""
+    noted = b""
+    while not over.wait(NOTE_S):
+        head = _head()
+        if head != noted:
+            with suppress(OSError):
+                os.pwrite(file, head, 0)
+                noted = head
 
 
 def _memory_kills() -> str:

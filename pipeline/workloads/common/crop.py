@@ -101,6 +101,10 @@ class CroppedReader(ImageReader):
     def read(self, region: Region, out: NDArray[Any]) -> None:
         self.whole.read(self.moved(region), out)
 
+    @property
+    def packs(self) -> bool:
+        return self.whole.packs
+
     def expect(self, spans: Sequence[Sequence[tuple[int, int]]]) -> None:
         moved = [[(a + first, b + first) for a, b in each] for each, first in zip(spans, self.start, strict=True)]
         self.whole.expect(moved)
@@ -161,7 +165,7 @@ def _parsed(text: str) -> dict[str, IndexRange]:
 def _part_header(header: ImageHeader, boxes: Mapping[str, range]) -> ImageHeader:
     """The header of a part, with the positions and channels that it has."""
     first = {letter: each.start for letter, each in boxes.items() if letter in "TZYX"}
-    channels = boxes.get("C", range(1))
+    sizes, channels = dict(zip(header.axes, header.shape, strict=True)), boxes.get("C", range(1))
     picked = slice(channels.start, channels.stop, channels.step)
     known, metadata = header.calibration.cropped(first, picked), dict(header.metadata)
     if "T" in boxes and boxes["T"].step > 1 and "T" in known.steps:
@@ -175,5 +179,5 @@ def _part_header(header: ImageHeader, boxes: Mapping[str, range]) -> ImageHeader
     return replace(
         header, shape=tuple(len(boxes[letter]) if letter in boxes else n
                             for letter, n in zip(header.axes, header.shape, strict=True)),
-        calibration=known, metadata=metadata, notes=header.notes.cropped(boxes),
+        calibration=known, metadata=metadata, notes=header.notes.cropped(boxes, sizes),
     )  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels.smoothing.borders import OUTSIDE, border_indices
+from pipeline.codecs.packed import PackedBlocks
 from pipeline.formats.image.base import ImageReader, Region
 from pipeline.workloads.common.crop import CroppedReader
 
@@ -25,10 +27,7 @@ def read_with_borders(reader: ImageReader, region: Region, mode: str, cval: floa
         read_with_borders(reader.whole, reader.moved(region), mode, cval, out)
         return
     shape = reader.header.shape
-    inside = Region(
-        tuple(min(max(start, 0), length) for start, length in zip(region.start, shape, strict=True)),
-        tuple(min(max(stop, 0), length) for stop, length in zip(region.stop, shape, strict=True)),
-    )
+    inside = _inside(region, shape)
     if inside == region:
         reader.read(region, out)
         return
@@ -38,8 +37,43 @@ def read_with_borders(reader: ImageReader, region: Region, mode: str, cval: floa
         _fill_beyond(reader, region, inside, axis, mode, cval, out)
 
 
+def pack_with_borders(
+    reader: ImageReader, region: Region, mode: str, cval: float, memory: NDArray[np.uint8]
+) -> PackedBlocks | None:
+    """Gather the region's encoded blocks in `memory`, see `ImageReader.read_packed`; None if `read_with_borders` must
+    read it."""
+    if isinstance(reader, CroppedReader):
+        return pack_with_borders(reader.whole, reader.moved(region), mode, cval, memory)
+    shape = reader.header.shape
+    inside = _inside(region, shape)
+    if not all(inside.shape):
+        return None
+    for axis in range(len(shape)):
+        sources = border_indices(np.arange(region.start[axis], region.stop[axis]), shape[axis], mode)
+        sources = sources[sources != OUTSIDE]
+        if sources.size and not inside.start[axis] <= sources.min() <= sources.max() < inside.stop[axis]:
+            return None
+    packed = reader.read_packed(inside, memory)
+    if packed is None or inside == region:
+        return packed
+
+    def complete(out: Any) -> None:
+        for axis in range(len(shape)):
+            _fill_beyond(reader, region, inside, axis, mode, cval, out)
+
+    return replace(packed, target=_relative(inside, region), complete=complete)
+
+
+def _inside(region: Region, shape: tuple[int, ...]) -> Region:
+    """The part of a region that the image holds."""
+    return Region(
+        tuple(min(max(start, 0), length) for start, length in zip(region.start, shape, strict=True)),
+        tuple(min(max(stop, 0), length) for stop, length in zip(region.stop, shape, strict=True)),
+    )
+
+
 def _fill_beyond(
-    reader: ImageReader, region: Region, inside: Region, axis: int, mode: str, cval: float, out: NDArray[Any]
+    reader: ImageReader, region: Region, inside: Region, axis: int, mode: str, cval: float, out: Any
 ) -> None:
     """Fill what lies beyond the edge along one axis, across the whole of `out` along the others.
 

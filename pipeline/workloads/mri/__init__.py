@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels.sense import namespace, to_host
+from kernels.sense.coil_groups import group_parts
 from kernels.sense.resumption import Resumption
 from pipeline import metrics
 from pipeline.config import format_bytes
@@ -34,9 +35,16 @@ from pipeline.storage.partial import Opening
 from pipeline.workloads.gang_protocols import Alone, Peers, Rank
 from pipeline.workloads.mri.audit import SAMPLES, MriAudit
 from pipeline.workloads.mri.images import Image, ImageSource, Trajectory, groups_of
+from pipeline.workloads.mri.memory import Problem, device_bytes
 from pipeline.workloads.mri.parameters import MriParameters
 from pipeline.workloads.mri.preview import Plane
-from pipeline.workloads.mri.reconstruction import Reconstructed, Reconstruction, sample_times, threads_for
+from pipeline.workloads.mri.reconstruction import (
+    Reconstructed,
+    Reconstruction,
+    most_cached,
+    sample_times,
+    threads_for,
+)
 from pipeline.workloads.mri.regularized import regularized
 from pipeline.workloads.mri.series import misplaced, series_header
 from pipeline.workloads.mri.subspace import SubspaceReconstruction, read_basis
@@ -452,6 +460,9 @@ class MriJob:
             found["frames"] = source.frames
         if header.times > 1:
             found["times"] = list(header.time_names)
+        found["gpu_memory"] = (
+            f"at most {format_bytes(device_bytes(self._largest(), self.parameters))} besides the chunks"
+        )
         samples = sum(source.coils * image.points for image in self._images)
         return JobSummary(
             shape=self.header.shape,
@@ -459,6 +470,23 @@ class MriJob:
             dtype=self.header.dtype.name,
             nbytes=samples * COMPLEX.itemsize + self.header.nbytes,
             remarks=found | dict(self._audit.convergence()),
+        )
+
+    def _largest(self) -> Problem:
+        """The problem that needs the most memory on a GPU."""
+        source, shape = self._source, self._source.grid.shape
+        groups = len(self._groups) * len(self._groups[0])
+        in_parts = self._in_parts
+        return Problem(
+            shape=shape,
+            channels=source.channels,
+            at_once=group_parts(source.channels, math.prod(shape))[0].stop if in_parts else source.channels,
+            points=max(image.points for image in self._images),
+            times=max(map(len, self._groups)),
+            cached=min(groups, most_cached(shape)) - 1 if len(self._groups) > 1 else 0,
+            coefficients=0 if self._basis is None else self._basis.shape[1],
+            complex_basis=self._basis is not None and self._basis.dtype.kind == "c",
+            on_grid=source.header.cartesian and math.prod(shape) % 2 == 0,
         )
 
     def _readouts(self) -> int | list[int]:

@@ -100,7 +100,7 @@ class Reconstruction:
     def __init__(self, source: ImageSource, parameters: MriParameters) -> None:
         self._source = source
         self._parameters = parameters
-        most = _CACHED_2D if len(source.grid.shape) == 2 else _CACHED_3D
+        most = most_cached(source.grid.shape)
         self._geometries: LruCache[Geometry] = LruCache(most)
         self._calibrations: LruCache[Calibration] = LruCache(most)
         self._solvers: LruCache[CapturedCg] = LruCache(most)
@@ -277,6 +277,11 @@ class Reconstruction:
             return OffResonance(geometry.transform, beside(field, like), segments), segments.error
 
         return self._segments.get((trajectory.digest, slice_), make)
+
+
+def most_cached(shape: tuple[int, ...]) -> int:
+    """Trajectories, and slices' maps, that are kept."""
+    return _CACHED_2D if len(shape) == 2 else _CACHED_3D
 
 
 def threads_for(source: ImageSource, side_by_side: int) -> int:

@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.codecs.packed import PackedBlocks
 from pipeline.errors import OutputError, ParameterError
 from pipeline.formats import image as images
 from pipeline.formats.image.base import ImageHeader, Region
 from pipeline.storage.partial import Callback, Opening, no_callback
-from pipeline.workloads.common.halo import read_with_borders
+from pipeline.workloads.common.halo import pack_with_borders, read_with_borders
 from pipeline.workloads.common.image_plan import grown, plan_image, remarks
 from pipeline.workloads.common.samples import module_of
 from pipeline.workloads.operator.audit import RecomputedAudit, ReferenceAudit
@@ -122,6 +123,14 @@ class OperatorJob:
 
     def read(self, chunk: Chunk, inputs: Sequence[NDArray[Any]]) -> None:
         self._read(chunk.region, inputs[0])
+
+    @property
+    def packs(self) -> bool:
+        return self._reader.packs
+
+    def read_packed(self, chunk: Chunk, memory: NDArray[np.uint8]) -> PackedBlocks | None:
+        asked, region = self._parameters, grown(chunk.region, self._halos[0])
+        return pack_with_borders(self._reader, region, asked.mode, asked.cval, memory)
 
     def compute(self, chunk: Chunk, inputs: Sequence[Any], outputs: Sequence[Any], stream: Any) -> None:
         self._apply(inputs[0], chunk.region, outputs, stream)

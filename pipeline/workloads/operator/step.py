@@ -7,7 +7,7 @@ import math
 import re
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -78,9 +78,7 @@ class Step:
                 self.remarks["nodata"] = f"{self._arguments['nodata']:g}, left out"
         self.header = source
         if not definition.keeps_range:
-            # What PNM says of the input's values does not hold for those of the result.
-            metadata = {key: value for key, value in source.metadata.items() if key != "tuple_type"}
-            self.header = replace(source, dtype=self._dtype(source.dtype), maxval=None, metadata=metadata)
+            self.header = source.of_other_values(self._dtype(source.dtype))
         self._source = source.dtype
         self._within = source.dtype if definition.computes_in is None else definition.computes_in(source.dtype)
         self.work_bytes = 0

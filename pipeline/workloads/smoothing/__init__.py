@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from kernels.smoothing import box, gaussian
 from kernels.smoothing.window import Window, box_window, gaussian_windows
+from pipeline.codecs.packed import PackedBlocks
 from pipeline.errors import InputError, OutputError, ParameterError
 from pipeline.formats import image as images
 from pipeline.formats.image.base import ImageWriter
@@ -22,7 +23,7 @@ from pipeline.storage.partial import Opening
 from pipeline.workloads.common.axes import axes_named, usual_axes
 from pipeline.workloads.common.crop import CroppedReader
 from pipeline.workloads.common.extents import in_samples
-from pipeline.workloads.common.halo import read_with_borders
+from pipeline.workloads.common.halo import pack_with_borders, read_with_borders
 from pipeline.workloads.common.image_plan import check_cval, grown, plan_image, remarks
 from pipeline.workloads.common.nodata import MissingAsNan, mark_missing
 from pipeline.workloads.common.samples import computed_in, computed_in_floats, module_of, narrow, widened
@@ -71,10 +72,8 @@ class SmoothingJob:
             self._reader = self.parameters.part(self._reader, spec.input)
             self.header = replace(self._reader.header, dtype=self._stored)
             if any(self.parameters.order or ()) and self._stored.kind != "f":
-                # What PNM says of the input's values does not hold for those of a derivative.
-                metadata = {key: value for key, value in self.header.metadata.items() if key != "tuple_type"}
                 dtype = np.dtype(np.float64 if self._within == np.float64 else np.float32)
-                self.header = replace(self.header, dtype=dtype, maxval=None, metadata=metadata)
+                self.header = self.header.of_other_values(dtype)
             refusal = output_format.refusal(self.header, spec.output)
             if refusal is not None:
                 raise OutputError(refusal)
@@ -243,6 +242,14 @@ class SmoothingJob:
     def read(self, chunk: Chunk, inputs: Sequence[NDArray[Any]]) -> None:
         region = grown(chunk.region, chunk.halo)
         read_with_borders(self._reader, region, self.parameters.mode, self.parameters.cval, inputs[0])
+
+    @property
+    def packs(self) -> bool:
+        return self._reader.packs
+
+    def read_packed(self, chunk: Chunk, memory: NDArray[np.uint8]) -> PackedBlocks | None:
+        region = grown(chunk.region, chunk.halo)
+        return pack_with_borders(self._reader, region, self.parameters.mode, self.parameters.cval, memory)
 
     def compute(self, chunk: Chunk, inputs: Sequence[Any], outputs: Sequence[Any], stream: Any) -> None:
         asked, out = self.parameters, outputs[0]

@@ -7,7 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kernels.proximal import differences, differences_adjoint, inner, low_rank, magnitudes, soft_threshold
+from kernels.proximal import (
+    differences,
+    differences_adjoint,
+    inner,
+    low_rank,
+    magnitudes,
+    next_shift,
+    soft_threshold,
+)
 from kernels.wavelet import FAMILIES, Wavelet
 from tests.kernels.sense.phantom import normalised_error, random_complex
 
@@ -61,10 +69,38 @@ def test_differences_are_those_of_the_cpu(cupy: Any, shape: tuple[int, ...], axe
     np.testing.assert_allclose(found, differences_adjoint(fields.astype(complex), axes), atol=1e-5)
 
 
-def test_low_rank_is_that_of_the_cpu(cupy: Any) -> None:
-    series = random_complex((6, 19, 23), 4)
-    shift = cupy.asarray([3, 5], cupy.int32)
-    found, nuclear = low_rank(cupy.asarray(series), 4.0, (8, 8), shift)
-    expected, size = low_rank(series.astype(complex), 4.0, (8, 8), np.array([3, 5]))
-    assert normalised_error(found.get(), expected) < 1e-4
-    assert float(nuclear) == pytest.approx(float(size), rel=1e-4)
+@pytest.mark.parametrize(
+    ("frames", "shape", "block"),
+    [(6, (19, 23), (8, 8)), (1, (9,), (4,)), (5, (9, 10, 33), (8, 8, 8)), (48, (9, 12), (8, 8)), (49, (9, 12), (8, 8))],
+)
+def test_low_rank_is_that_of_the_cpu(cupy: Any, frames: int, shape: tuple[int, ...], block: tuple[int, ...]) -> None:
+    """By the kernel; of 49 frames by CuPy's matrices. Two frames are multiples of one another."""
+    series = random_complex((frames, *shape), 4)
+    series[-1] = 2j * series[0]
+    for shift in (None, np.arange(3, 3 + len(shape), dtype=np.int32)):
+        on_device = None if shift is None else cupy.asarray(shift)
+        found, nuclear = low_rank(cupy.asarray(series), 1.5, block, on_device)
+        expected, size = low_rank(series.astype(complex), 1.5, block, shift)
+        assert normalised_error(found.get(), expected) < 1e-4
+        assert float(nuclear) == pytest.approx(float(size), rel=1e-4)
+
+
+def test_low_rank_keeps_nan(cupy: Any) -> None:
+    series = random_complex((3, 8, 8), 4)
+    series[1, 2, 3] = np.nan
+    found, nuclear = low_rank(cupy.asarray(series), 1.0, (4, 4))
+    lost = np.isnan(found.get()).all(axis=0)
+    assert lost[:4, :4].all()
+    assert not lost[4:].any()
+    assert np.isnan(float(nuclear))
+
+
+def test_shifts_are_those_of_the_cpu(cupy: Any) -> None:
+    host = [np.arange(12, dtype=np.int32).reshape(6, 2), np.array([4], np.int32), np.zeros(2, np.int32)]
+    device = [cupy.asarray(each) for each in host]
+    for _ in range(3):
+        next_shift(*host)
+        next_shift(*device)
+        for one, other in zip(host, device, strict=True):
+            np.testing.assert_array_equal(other.get(), one)
+    assert host[2].tolist() == [2, 3]  # after the last row comes the first

@@ -11,6 +11,7 @@ from kernels.proximal import (
     inner,
     low_rank,
     magnitudes,
+    next_shift,
     project,
     rank_scale,
     soft_threshold,
@@ -116,6 +117,15 @@ def test_sums():
     norms = np.linalg.norm(values.astype(complex), axis=0)
     assert float(magnitudes(values, vectors=True)) == pytest.approx(norms.sum(), rel=1e-6)
     assert float(inner(values, other)) == pytest.approx(np.vdot(values.astype(complex), other).real, rel=1e-9)
+
+
+def test_shifts_begin_again_after_the_last():
+    table, row, shift = np.arange(6, dtype=np.int32).reshape(3, 2), np.array([1], np.int32), np.zeros(2, np.int32)
+    seen = []
+    for _ in range(3):
+        next_shift(table, row, shift)
+        seen.append((int(row[0]), shift.tolist()))
+    assert seen == [(2, [4, 5]), (0, [0, 1]), (1, [2, 3])]
 
 
 def test_nan_stays_nan():

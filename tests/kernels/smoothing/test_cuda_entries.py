@@ -31,6 +31,8 @@ VOLUMES = (
     {"shape": (3, 2, 5, 2), "axes": (0, 1, 2, 3), "sizes": (63, 64, 65, 66)},
     {"shape": (7, 11, 13), "axes": (0, 1, 2), "sigmas": (0.5, 1.0, 1.5)},
     {"shape": (89, 11), "axes": (0,), "sizes": (5,)},
+    {"shape": (17, 67), "axes": (0,), "sizes": (500,)},
+    {"shape": (17, 67), "axes": (0,), "sizes": (1300,)},
     {"shape": (11, 2043), "axes": (1,), "sizes": (5,)},
     {"shape": (11, 2903), "axes": (1,), "sizes": (5,)},
     {"shape": (11, 4091), "axes": (1,), "sizes": (5,)},
@@ -83,6 +85,8 @@ def _listed() -> Iterator[tuple[Case, bool]]:
                 keeps = aligned and mode // 6 % 6 == 5  # "valid" leaves rows that are not
                 usual = aligned == mode % 2
                 yield case(dtype, mode - 6 if keeps else mode, shape=shape, axes=(0, 1), **what), usual
+    for dtype, channels in product(DTYPES, COLUMNS):  # windows that fit the largest blocks only
+        yield case(dtype, next(number), shape=(9, 61, channels), axes=(0, 1), sizes=(3, 5600 // channels)), True
     for dtype, what in product(DTYPES, VOLUMES):
         yield case(dtype, next(number), **what), True
 

@@ -32,7 +32,7 @@ from pipeline.engine.devices.device import CpuDevice
 from pipeline.engine.identity import input_version
 from pipeline.engine.ledger import Entry, Ledger
 from pipeline.engine.run import RunOptions, plan_job, run_job
-from pipeline.engine.stages import STAGES, StageRecord
+from pipeline.engine.stages import ALWAYS, StageRecord
 from pipeline.errors import InputError, MillraceError, OutOfDeviceMemory, OutputError
 from pipeline.formats.image.base import Region
 from pipeline.storage.partial import Opening
@@ -400,7 +400,7 @@ def test_a_segment_is_written_and_entered_with_its_notes(worker):
     assert (opened.at_most, opened.budget, worker.asked) == (12345, job.budget, [job.worker_device])
     assert receipt.segment == Segment(chunks=(1, 2, 4))
     assert receipt.notes == ({str(n): {"values": [], "note": f"note {n}"} for n in (1, 2, 4)},)
-    assert {stage: counts[1:] for stage, counts in receipt.stages.items()} == dict.fromkeys(STAGES, (3, 3))
+    assert {stage: counts[1:] for stage, counts in receipt.stages.items()} == dict.fromkeys(ALWAYS, (3, 3))
     assert [counts["write"][2] for counts in reports] == [1, 2, 3]
     assert len(checks) == 4
     assert entered(job) == [(1, 2, 4)]

@@ -19,7 +19,7 @@ from pipeline import metrics
 from pipeline.engine.device_pipeline import DevicePipeline, slot_bytes
 from pipeline.engine.devices.buffers import ALIGNMENT_BYTES, allocate_host_slot, buffer_bytes, carve
 from pipeline.engine.devices.device import OVERLAPS, CpuDevice, CudaDevice
-from pipeline.engine.stages import STAGES, StageRecord
+from pipeline.engine.stages import ALWAYS, StageRecord
 from pipeline.formats.image.base import Region
 from pipeline.stopping import SIGNALS
 from pipeline.workloads.protocol import ArraySpec, Chunk, Plan
@@ -123,7 +123,7 @@ def test_every_chunk_goes_through_every_stage(device, count, threads):
     check_results(workload, count)
     assert sorted(chunk.index for chunk in seen) == list(range(count))
     assert workload.most_in_flight <= device.ring_depth
-    for stage in STAGES:
+    for stage in ALWAYS:
         totals = record.totals[stage]
         assert totals.chunks == count
         assert totals.nbytes == (plan.output_bytes if stage in ("download", "write") else plan.input_bytes)
@@ -474,7 +474,8 @@ def test_what_a_device_is_asked():
         assert all(thread.daemon for thread in pipeline._threads), "a process can end though one hangs"
         record = pipeline.stream(plan.chunks)
     assert (device.calls[0], device.calls[-1]) == (("begin", here), ("drain []", here))
-    assert sorted(device.calls[1:-1]) == [("enter", f"noted-{name}") for name in ("compute-0", "compute-1", "write-0")]
+    threads = ("compute-0", "compute-1", "read-0", "read-1", "write-0")
+    assert sorted(device.calls[1:-1]) == [("enter", f"noted-{name}") for name in threads]
     assert {stage: totals.lanes for stage, totals in record.totals.items()} == {
         "read": 2, "upload": 1, "compute": 2, "download": 1, "write": 1
     }  # fmt: skip
@@ -589,7 +590,7 @@ def test_less_overlap_keeps_the_stages_apart(device, count):
     work = [each for each in timeline if each.ended > each.began]
     ends = {(each.stage, each.chunk): each.ended for each in timeline}
     for each in timeline:  # no chunk is in a stage before it left the one before
-        before = STAGES[max(STAGES.index(each.stage) - 1, 0)]
+        before = ALWAYS[max(ALWAYS.index(each.stage) - 1, 0)]
         assert before == each.stage or ends[before, each.chunk] <= each.began + CLOCK_SKEW_S
     if device.overlap == 1:
         work.sort(key=lambda each: each.began)

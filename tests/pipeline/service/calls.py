@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 from pipeline.service.http.problems import MEDIA_TYPE
 from pipeline.service.jobs import Computed, Planned, Published
 from pipeline.service.store import Facts
@@ -39,8 +37,5 @@ def assert_problem(response, status, said):
 class Processes:
     """Looks at files in this process, unlike a service; as `JobProcesses`."""
 
-    def lease(self, check):
-        return SimpleNamespace(call=self.call, release=lambda: None)
-
-    def call(self, function, path, *arguments, known, most_bytes):
+    def look(self, path, function, *arguments, known, most_bytes, most_s):
         return function(path, *arguments)

@@ -44,7 +44,8 @@ class Runner:
 def _no_recent_answers(monkeypatch):
     """Tests change what a probe tells faster than a service would tell it."""
     monkeypatch.setattr(recent, "KEEP_S", 0.0)
-    monkeypatch.setattr(recent, "PAUSE_S", 0.0)
+    monkeypatch.setattr(recent, "KEEP_TIMES", 0.0)
+    monkeypatch.setattr(recent, "MOST_PAUSE_S", 0.0)
 
 
 @pytest.fixture

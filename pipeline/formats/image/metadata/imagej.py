@@ -5,9 +5,13 @@ Sources: ImageJ's FileInfo, TiffDecoder and TiffEncoder. tifffile reads and writ
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pipeline.formats.image.metadata import resolution as tags
 from pipeline.formats.image.metadata.calibration import Calibration, Channel, known_channels, known_step, steps_of
@@ -15,6 +19,20 @@ from pipeline.formats.image.metadata.resolution import Rational
 from pipeline.formats.image.metadata.units import in_unit, kind_of, unit_named
 
 _MOST_LABELS = 1 << 16
+PLACED = ("ROI", "Overlays")  # the selection and what is drawn over the image
+_MARKS = (*PLACED, "Properties")
+Ranges = tuple[tuple[float, float], ...]
+
+
+@dataclass(frozen=True)
+class Tagged:
+    """What the tag IJMetadata states; all but the channels as in `Notes`."""
+
+    channels: tuple[Channel, ...] = ()
+    description: str = ""
+    display: Ranges = ()
+    labels: tuple[str, ...] = ()
+    marks: Mapping[str, Any] = field(default_factory=dict)
 
 
 def from_description(description: str, x: Rational | None, y: Rational | None, unit: int) -> Calibration:
@@ -31,27 +49,52 @@ def from_description(description: str, x: Rational | None, y: Rational | None, u
     return Calibration(steps_of(T=interval, Z=depth, Y=height, X=known_step(tags.samples_apart(x), named)))
 
 
-def from_tag(
-    data: bytes, counts: tuple[int, ...], order: str, channels: int, planes: int
-) -> tuple[tuple[Channel, ...], str]:
-    """The channels, colours from the lookup tables, names from labels that repeat with the channels, and the info
-    text; each empty if it is unknown."""
+def from_tag(data: bytes, counts: tuple[int, ...], order: str, pages: NDArray[np.int64]) -> Tagged:
+    """`pages`: the number in the file of each plane, (time points, channels, planes).
+
+    Colours are those of the lookup tables. Labels that repeat with the channels are their names.
+    """
     import tifffile
 
     try:
         found = tifffile.tifffile.imagej_metadata(data, counts, order)
     except Exception:  # the tag does not matter: damaged ones are left out
-        return (), ""
-    labels, tables = found.get("Labels", []), found.get("LUTs", [])
-    labels = [labels] if isinstance(labels, str) else labels
+        return Tagged()
+    channels = pages.shape[1]
+    stated, tables, ranges = found.get("Labels", []), found.get("LUTs", []), found.get("Ranges", ())
+    stated = [stated] if isinstance(stated, str) else stated
     tables = tables if isinstance(tables, list) else [tables]
-    names = [""] * channels
-    if len(labels) == planes and labels == [*labels[:channels]] * (planes // channels):
-        names = [str(label).strip("\0 ") for label in labels[:channels]]
+    labels, names = np.full(pages.shape, "", object), [""] * channels
+    if len(stated) == pages.size == pages.max() + 1:
+        labels[...] = np.array([str(label).strip("\0 ") for label in stated], object)[pages]
+        if np.all(labels == labels[:1, :, :1]):
+            names, labels[...] = labels[0, :, 0].tolist(), ""
     colours: list[str | None] = [None] * channels
     if len(tables) == channels and all(np.shape(table) == (3, 256) for table in tables):
         colours = ["".join(f"{int(part):02X}" for part in table[:, 255]) for table in tables]
-    return known_channels(tuple(map(Channel, names, colours)), channels), str(found.get("Info", ""))
+    return Tagged(
+        channels=known_channels(tuple(map(Channel, names, colours)), channels),
+        description=str(found.get("Info", "")),
+        display=_shown(ranges, channels),
+        labels=tuple(labels.ravel()) if np.any(labels != "") else (),
+        marks={key: found[key] for key in _MARKS if key in found},
+    )
+
+
+def display_range(description: str) -> Ranges:
+    """That of the only channel, or of the one that was chosen; empty if it is not stated."""
+    fields = dict(line.split("=", 1) for line in description.splitlines() if "=" in line)
+    try:
+        return _shown([float(fields["min"]), float(fields["max"])], 1)
+    except (KeyError, ValueError):
+        return ()
+
+
+def _shown(ends: Any, channels: int) -> Ranges:
+    """Low and high values of each channel; empty unless all are stated."""
+    if len(ends) != 2 * channels or not all(map(math.isfinite, ends)) or np.any(np.diff(ends)[::2] <= 0):
+        return ()
+    return tuple(zip(ends[::2], ends[1::2], strict=True))
 
 
 def unit_for(calibration: Calibration) -> str | None:
@@ -65,7 +108,7 @@ def unit_for(calibration: Calibration) -> str | None:
 
 def holds(calibration: Calibration) -> set[str]:
     """The facts (`Calibration.facts`) that an ImageJ file holds of it."""
-    kept = {"names", "colours"}
+    kept = {"names", "colours", "display", "labels", "imagej"}
     if _plane(calibration) is not None:
         kept.add("plane")
     if _in_unit(calibration, "Z") is not None:
@@ -92,12 +135,14 @@ def resolution(calibration: Calibration) -> tuple[Rational, Rational, int] | Non
     return None if plane is None else (*plane, tags.NO_UNIT)
 
 
-def metadata_tag(calibration: Calibration, channels: int, planes: int, info: str) -> dict[int, tuple[int, int, bytes]]:
-    """The tags of names, colours and the info text: field type, count, bytes by tag; empty if none is known."""
+def metadata_tag(
+    described: tuple[Channel, ...], channels: int, planes: int, noted: Mapping[str, Any]
+) -> dict[int, tuple[int, int, bytes]]:
+    """The tags of names and colours, and of what is noted, by tifffile's names: field type, count, bytes by tag; empty
+    if nothing is known."""
     import tifffile
 
-    described = calibration.channels
-    found: dict[str, Any] = {"Info": info} if info else {}
+    found = {key: value for key, value in noted.items() if value}
     if len(described) == channels and any(channel.name for channel in described) and planes <= _MOST_LABELS:
         found["Labels"] = [channel.name for channel in described] * (planes // channels)
     if len(described) == channels and all(channel.colour for channel in described):

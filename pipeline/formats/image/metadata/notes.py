@@ -1,4 +1,4 @@
-"""What people and instruments noted of an image: text, a date, and OME-XML beyond sizes and channels.
+"""What people and instruments noted of an image: text, a date, marks, and OME-XML beyond sizes and channels.
 
 Sources: TIFF 6.0, section 8 (DateTime is YYYY:MM:DD HH:MM:SS); OME schema 2016-06 (AcquisitionDate is ISO 8601).
 """
@@ -9,29 +9,55 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from typing import Any, NamedTuple
 from xml.etree.ElementTree import fromstring
 
-from pipeline.formats.image.metadata import ome_xml
+import numpy as np
 
-ASCII = 2
+from pipeline.formats.image.metadata import imagej, ome_xml
+
+BYTE, ASCII = 1, 2
+XMP = 700
 # TIFF's text tags that stay true of a filtered image, so a TIFF result keeps them.
 TAGS = {269: "DocumentName", 271: "Make", 272: "Model", 315: "Artist", 316: "HostComputer", 33432: "Copyright"}
 _TIFF_DATE = re.compile(r"(\d{4}):(\d\d):(\d\d) ")
 
 
+class PngText(NamedTuple):
+    """A text chunk as it is stored."""
+
+    keyword: str
+    kind: bytes
+    data: bytes
+
+
 @dataclass(frozen=True, repr=False)
 class Notes:
     """
+    name        : of the image, if it is not that of its file; empty if there is none
     description : free text; empty if there is none
     acquired    : when the image was taken, as a TIFF's DateTime or OME-XML's AcquisitionDate states it
     tags        : the values of `TAGS` that a TIFF has, by tag
+    xmp         : Adobe's XML of what cameras and editors noted, as it is
     ome         : the OME-XML of the image, if it states more than other fields hold
+    display     : the values shown black and white, for each channel; empty if they are not stated
+    labels      : of each plane, in the order of the axes T, C and Z; empty if there are none
+    imagej      : ImageJ's selection, overlays and properties, by tifffile's names
+    png         : the text chunks of a PNG
+    png_alone   : the keywords of those that no other field holds
     """
 
+    name: str = ""
     description: str = ""
     acquired: datetime | None = None
     tags: Mapping[int, bytes] = field(default_factory=dict)
+    xmp: bytes = b""
     ome: str = ""
+    display: tuple[tuple[float, float], ...] = ()
+    labels: tuple[str, ...] = ()
+    imagej: Mapping[str, Any] = field(default_factory=dict)
+    png: tuple[PngText, ...] = ()
+    png_alone: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         """Files that differ in their notes alone are of one kind, see `file_list`."""
@@ -39,18 +65,40 @@ class Notes:
 
     def facts(self) -> dict[str, str]:
         """As `Calibration.facts`."""
-        found = {"description": "description"} if self.description else {}
-        found |= {"acquired": "acquisition date"} if self.acquired is not None else {}
-        found |= {"tags": ", ".join(TAGS[tag] for tag in sorted(self.tags))} if self.tags else {}
-        return found | ({"ome": f"{ome_xml.further(fromstring(self.ome))} of the OME-XML"} if self.ome else {})
+        found = {
+            "name": "image name" if self.name else "",
+            "description": "description" if self.description else "",
+            "acquired": "" if self.acquired is None else "acquisition date",
+            **{TAGS[tag]: TAGS[tag] for tag in sorted(self.tags)},
+            "xmp": "XMP" if self.xmp else "",
+            "display": "display settings" if self.display else "",
+            "labels": "labels of planes" if self.labels else "",
+            "imagej": f"{', '.join(self.imagej)} of ImageJ" if self.imagej else "",
+            "png": f"{', '.join(self.png_alone)} of the PNG" if self.png_alone else "",
+            "ome": f"{ome_xml.further(fromstring(self.ome))} of the OME-XML" if self.ome else "",
+        }
+        return {key: words for key, words in found.items() if words}
 
-    def cropped(self, boxes: Mapping[str, range]) -> Notes:
-        """Of a part: the samples kept along each axis."""
-        return replace(self, ome=ome_xml.cropped(self.ome, boxes)) if self.ome else self
+    def cropped(self, boxes: Mapping[str, range], sizes: Mapping[str, int]) -> Notes:
+        """Of a part: the samples kept along each axis, of so many. Marks at places in the image are left out."""
+        letters = [letter for letter in "TCZ" if letter in boxes]
+        labels = np.array(self.labels, object)
+        if self.labels:
+            labels = labels.reshape([sizes[letter] for letter in letters])
+            labels = labels[np.ix_(*(boxes[letter] for letter in letters))] if letters else labels
+        channels = boxes.get("C", range(1)) if len(self.display) > 1 else range(len(self.display))
+        return replace(
+            self,
+            ome=ome_xml.cropped(self.ome, boxes) if self.ome else "",
+            display=tuple(self.display[number] for number in channels),
+            labels=tuple(labels.ravel()),
+            imagej={key: value for key, value in self.imagej.items() if key not in imagej.PLACED},
+        )
 
     def fields(self) -> dict[int, tuple[int, int, bytes]]:
-        """The tags of text: field type, count and bytes by tag."""
-        return {tag: (ASCII, len(data), data) for tag, data in self.tags.items()}
+        """The tags of text and XMP: field type, count and bytes by tag."""
+        found = {tag: (ASCII, len(data), data) for tag, data in self.tags.items()}
+        return found | ({XMP: (BYTE, len(self.xmp), self.xmp)} if self.xmp else {})
 
 
 def text_of(data: bytes) -> str:

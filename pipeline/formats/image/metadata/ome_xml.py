@@ -73,10 +73,11 @@ def attributes(calibration: Calibration, axes: str, channels: int) -> dict[str, 
     return found
 
 
-def noted(root: Element) -> tuple[str, str]:
-    """The description and the date of acquisition; empty if they are not stated."""
+def noted(root: Element) -> tuple[str, str, str]:
+    """The image's name, its description and the date of acquisition; empty if they are not stated."""
     image = _image(root)
-    return image.findtext("{*}Description") or "", image.findtext("{*}AcquisitionDate") or ""
+    described = image.findtext("{*}Description") or "", image.findtext("{*}AcquisitionDate") or ""
+    return image.get("Name", "").strip(), *described
 
 
 def text(words: str) -> str:
@@ -134,6 +135,7 @@ def merged(xml: str, made: str) -> str:
     if root.tag != _SCHEMA or any(pixels.get(size, "1") != own_pixels.get(size) for size in _SIZES):
         return made
     root.attrib.update(own.attrib)
+    _image(root).attrib.update({"Name": _image(own).get("Name", "")})
     pixels.attrib = {**own_pixels.attrib, "ID": pixels.get("ID", "Pixels:0")}
     channels, own_channels = pixels.findall("{*}Channel"), own_pixels.findall("{*}Channel")
     if len(channels) == len(own_channels):

@@ -61,16 +61,20 @@ def transformations(calibration: Calibration, stored: str, level: int = 0) -> li
     return [*found, {"type": "translation", "translation": first}] if any(first) else found
 
 
-def omero(calibration: Calibration, dtype: np.dtype[Any]) -> dict[str, Any] | None:
-    """Names and colours, shown over the range of the samples' type; None if nothing is known."""
-    if not calibration.channels:
+def omero(
+    channels: Sequence[Channel], display: Sequence[tuple[float, float]], dtype: np.dtype[Any]
+) -> dict[str, Any] | None:
+    """Names and colours, shown over `display`, by default the range of the samples' type; None if nothing is known."""
+    if not channels and not display:
         return None
     low, high = (0.0, 1.0) if dtype.kind in "bf" else (float(np.iinfo(dtype).min), float(np.iinfo(dtype).max))
-    window = {"min": low, "max": high, "start": low, "end": high}
-    described = [
-        {"label": channel.name, "color": channel.colour or _NO_COLOUR, "active": True, "window": window}
-        for channel in calibration.channels
-    ]
+    channels, display = channels or [Channel()] * len(display), display or [(low, high)] * len(channels)
+    described = []
+    for channel, (start, end) in zip(channels, display, strict=False):
+        window = {"min": min(low, start), "max": max(high, end), "start": start, "end": end}
+        described.append(
+            {"label": channel.name, "color": channel.colour or _NO_COLOUR, "active": True, "window": window}
+        )
     return {"channels": described}
 
 
@@ -96,9 +100,10 @@ def _channels(found: Any) -> tuple[Channel, ...]:
     for each in described:
         if not isinstance(each, Mapping):
             return ()
-        colour = _COLOUR.fullmatch(str(each.get("color", "")))
-        label = each.get("label")
-        channels.append(Channel(label if isinstance(label, str) else "", colour[1].upper() if colour else None))
+        stated, label = _COLOUR.fullmatch(str(each.get("color", ""))), each.get("label")
+        label, colour = label if isinstance(label, str) else "", stated[1].upper() if stated else None
+        # Files have to state a colour: white alone says nothing.
+        channels.append(Channel(label, colour if label or colour != _NO_COLOUR else None))
     return tuple(channels)
 
 

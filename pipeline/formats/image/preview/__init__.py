@@ -43,7 +43,7 @@ def write_preview(image: Path, preview: Path, longest_side: int = LONGEST_SIDE) 
             reader.hold_at_most(BLOCKS_BYTES)
             header = reader.header
             step = _step(header, longest_side)
-            shown = _shown_channels(header)
+            shown = shown_channels(header)
             if len(shown) > 1:
                 pixels = _composite(reader, step, shown)
             else:
@@ -73,7 +73,7 @@ def _fine_level(header: ImageHeader, longest_side: int) -> int:
     return max(min(header.levels, (_step(header, longest_side) // _FINER).bit_length()) - 1, 0)
 
 
-def _shown_channels(header: ImageHeader) -> list[Channel]:
+def shown_channels(header: ImageHeader) -> list[Channel]:
     """The declared channels of the picture, with their colours there."""
     count = header.shape[header.axes.index("C")] if "C" in header.axes else 1
     known = header.calibration.channels or (Channel(),) * count
@@ -83,8 +83,13 @@ def _shown_channels(header: ImageHeader) -> list[Channel]:
 
 
 def _composite(reader: ImageReader, step: int, channels: Sequence[Channel]) -> NDArray[np.uint8]:
-    """The sum of the channels, each stretched and in its colour."""
-    grays = [_as_bytes(_averaged(reader, step, number), reader.header) for number in range(len(channels))]
+    return composed(
+        [_as_bytes(_averaged(reader, step, number), reader.header) for number in range(len(channels))], channels
+    )
+
+
+def composed(grays: Sequence[NDArray[np.uint8]], channels: Sequence[Channel]) -> NDArray[np.uint8]:
+    """Rows × columns × RGB: the sum of the channels' rows × columns, each in its colour."""
     colours = np.array([list(bytes.fromhex(str(channel.colour))) for channel in channels], np.float64)
     light = np.tensordot(np.stack(grays, axis=-1) / 255, colours, axes=1)
     return np.asarray(np.rint(np.clip(light, 0, 255)), np.uint8)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from pipeline.formats.image.metadata import Calibration, Channel, geotiff, imagej, ome_xml, resolution
+import numpy as np
+
+from pipeline.errors import InputError
+from pipeline.formats.image.metadata import Calibration, geotiff, imagej, ome_xml, resolution
 from pipeline.formats.image.metadata.notes import ASCII, TAGS, Notes, date_of, text_of
 from pipeline.formats.image.tiff.ifd import Directory, Tag
 from pipeline.formats.image.tiff.page import COMPRESSIONS, UNCOMPRESSED, Page
@@ -19,7 +23,11 @@ def described(stack: Stack) -> tuple[dict[str, Any], Calibration, Notes]:
     """The metadata, the calibration and the notes of its `ImageHeader`."""
     directory, text = stack.first, stack.first.text(Tag.IMAGE_DESCRIPTION)
     found = {tag: value for tag in TAGS if (value := directory.raw(Tag(tag))) is not None}
+    xmp = b""
+    with suppress(InputError):  # a damaged one does not matter
+        xmp = directory.blob(Tag.XMP)
     notes = Notes(
+        xmp=xmp,
         description=stack.free_text,
         acquired=date_of(text_of(directory.blob(Tag.DATE_TIME))),
         tags={tag: data for tag, (kind, data) in found.items() if kind == ASCII and data.strip(b"\0 ")},
@@ -29,26 +37,29 @@ def described(stack: Stack) -> tuple[dict[str, Any], Calibration, Notes]:
     unit = directory.number(Tag.RESOLUTION_UNIT, resolution.INCH)
     if stack.ome is not None:
         known = ome_xml.from_xml(stack.ome, stack.pages[0].shape[2])
-        description, date = ome_xml.noted(stack.ome)
-        notes = replace(notes, description=description, acquired=date_of(date) or notes.acquired)
+        name, description, date = ome_xml.noted(stack.ome)
+        name = "" if name == directory.file.path.name.partition(".")[0] else name
+        notes = replace(notes, name=name, description=description, acquired=date_of(date) or notes.acquired)
         if ome_xml.further(stack.ome):
             notes = replace(notes, ome=text)
         return metadata | {"dialect": "OME"}, known, notes
     if text.startswith("ImageJ="):
-        channels, info = _imagej_tag(stack)
-        known = replace(imagej.from_description(text, *tags, unit), channels=channels)
-        return metadata | {"dialect": "ImageJ"}, known, replace(notes, description=info)
+        tag = _imagej_tag(stack)
+        display = tag.display or (imagej.display_range(text) if "C" not in stack.axes else ())
+        known = replace(imagej.from_description(text, *tags, unit), channels=tag.channels)
+        notes = replace(notes, description=tag.description, display=display, labels=tag.labels, imagej=tag.marks)
+        return metadata | {"dialect": "ImageJ"}, known, notes
     return metadata, resolution.from_tags(*tags, unit), notes
 
 
-def _imagej_tag(stack: Stack) -> tuple[tuple[Channel, ...], str]:
-    """The channels and the info text."""
-    directory, planes = stack.first, len(stack.pages)
+def _imagej_tag(stack: Stack) -> imagej.Tagged:
+    directory = stack.first
     if Tag.IJ_METADATA not in directory:
-        return (), ""
-    channels = stack.shape[stack.axes.index("C")] if "C" in stack.axes else 1
+        return imagej.Tagged()
     counts = directory.all_numbers(Tag.IJ_METADATA_BYTE_COUNTS, _MOST_LABELS)
-    return imagej.from_tag(directory.blob(Tag.IJ_METADATA), counts, directory.encoding.order, channels, planes)
+    sizes = dict(zip(stack.axes, stack.shape, strict=True))
+    pages = np.array([page.index for page in stack.pages]).reshape([sizes.get(letter, 1) for letter in "TCZ"])
+    return imagej.from_tag(directory.blob(Tag.IJ_METADATA), counts, directory.encoding.order, pages)
 
 
 def _carried(directory: Directory, page: Page) -> dict[str, Any]:

@@ -9,9 +9,11 @@ import math
 import uuid
 from pathlib import Path
 
+import numpy as np
+
 from pipeline.formats.image.base import ImageHeader
 from pipeline.formats.image.metadata import geotiff, imagej, ome_xml, resolution
-from pipeline.formats.image.metadata.notes import ASCII, tiff_date
+from pipeline.formats.image.metadata.notes import ASCII, TAGS, tiff_date
 from pipeline.formats.image.tiff.ifd import Tag
 
 _OME_SUFFIXES = (".ome.tif", ".ome.tiff", ".ome.tf8", ".ome.btf")
@@ -75,7 +77,8 @@ def _ome(header: ImageHeader, path: Path) -> str:
         known["AcquisitionDate"] = notes.acquired.isoformat()
     if notes.description:
         known["Description"] = ome_xml.text(notes.description)
-    xml.addimage(header.dtype, header.shape, stored, axes=header.axes, Name=path.name.partition(".")[0], **known)
+    title = ome_xml.text(notes.name) or path.name.partition(".")[0]
+    xml.addimage(header.dtype, header.shape, stored, axes=header.axes, Name=title, **known)
     made = str(xml.tostring(declaration=True))
     return ome_xml.merged(notes.ome, made) if notes.ome else made
 
@@ -86,8 +89,11 @@ def _imagej(header: ImageHeader, path: Path) -> str:
     letters = f"{page_axes(header, path)}YX{'S' if header.samples_per_pixel > 1 else ''}"
     shape = tuple(header.shape[header.axes.index(letter)] for letter in letters)
     known = imagej.description_fields(header.calibration)
-    if "C" in letters and any(channel.colour for channel in header.calibration.channels):
+    shown = header.notes.display
+    if "C" in letters and (shown or any(channel.colour for channel in header.calibration.channels)):
         known["mode"] = "composite"
+    if shown:
+        known["min"], known["max"] = shown[0]
     return str(tifffile.imagej_description(shape, axes=letters, rgb=header.samples_per_pixel == 3, **known))
 
 
@@ -95,14 +101,30 @@ def further_tags(header: ImageHeader, path: Path) -> dict[int, tuple[int, int, b
     """Other tags that describe the image: field type, count, bytes by tag. Those of `FIRST_PAGE` are of it alone."""
     found: dict[int, tuple[int, int, bytes]] = {}
     if not is_ome(header, path) and is_imagej(header):
-        channels = header.shape[header.axes.index("C")] if "C" in header.axes else 1
-        found |= imagej.metadata_tag(header.calibration, channels, math.prod(header.planes), header.notes.description)
+        sizes, notes = dict(zip(header.axes, header.planes, strict=False)), header.notes
+        noted = {
+            "Info": notes.description,
+            "Labels": _in_page_order(notes.labels, header, path),
+            "Ranges": [end for ends in notes.display for end in ends] if len(notes.display) > 1 else (),
+            **notes.imagej,
+        }
+        planes = math.prod(header.planes)
+        found |= imagej.metadata_tag(header.calibration.channels, sizes.get("C", 1), planes, noted)
     found |= header.notes.fields()
     if header.notes.acquired is not None:
         date = tiff_date(header.notes.acquired)
         found[Tag.DATE_TIME] = ASCII, len(date), date
     place = header.metadata.get("geo")
     return found | (place.fields() if isinstance(place, geotiff.GeoTags) else {})
+
+
+def _in_page_order(labels: tuple[str, ...], header: ImageHeader, path: Path) -> list[str]:
+    """The labels of planes as the pages follow one another."""
+    if not labels:
+        return []
+    order = [header.axes.index(letter) for letter in page_axes(header, path)]
+    found: list[str] = np.array(labels, object).reshape(header.planes).transpose(order).ravel().tolist()
+    return found
 
 
 def resolution_tags(header: ImageHeader, path: Path) -> tuple[tuple[int, int], tuple[int, int], int] | None:
@@ -119,8 +141,9 @@ def resolution_tags(header: ImageHeader, path: Path) -> tuple[tuple[int, int], t
 
 def kept_facts(header: ImageHeader, path: Path) -> set[str]:
     """Which known facts the file states, as `ImageFormat.keeps`."""
-    found = {"place", "nodata", "description", "acquired", "tags", "profile", "orientation"}
+    found = {"place", "nodata", "description", "acquired", "profile", "orientation", "xmp", *TAGS.values()}
     if is_ome(header, path):
+        found.add("name")
         current = header.notes.ome and ome_xml.is_current(header.notes.ome)
         return found | ome_xml.holds(header.calibration) | ({"ome"} if current else set())
     if is_imagej(header):

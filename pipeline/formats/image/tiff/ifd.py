@@ -27,6 +27,7 @@ _WINDOW_BYTES = 1024  # an IFD and the small values behind it, usually in one re
 
 
 _TITLES = {
+    "XMP": "XMP",
     "SUB_IFDS": "SubIFDs",
     "ICC_PROFILE": "ICCProfile",
     "JPEG_TABLES": "JPEGTables",
@@ -74,6 +75,7 @@ class Tag(IntEnum):
     EXTRA_SAMPLES = 338
     SAMPLE_FORMAT = 339
     JPEG_TABLES = 347
+    XMP = 700
     IMAGE_DEPTH = 32997
     COPYRIGHT = 33432
     MODEL_PIXEL_SCALE = 33550

@@ -73,7 +73,7 @@ class Zarr(ImageFormat):
         return None
 
     def keeps(self, header: ImageHeader, path: Path) -> set[str]:
-        return {*header.calibration.facts(header.axes), "display", "labels"}
+        return {*header.calibration.facts(header.axes), "display", "label properties", "name"}
 
     def block_shape(self, header: ImageHeader) -> tuple[int, ...]:
         chunk, shard = self._shapes(header)
@@ -171,8 +171,9 @@ def _metadata(path: Path, header: ImageHeader, stored: str, levels: int) -> dict
     known = header.calibration
     placed = [ome_zarr.transformations(known, stored, level) for level in range(levels)]
     method = Reduction.of(header).method if levels > 1 else None
-    described = ome_metadata(path, ome_zarr.axes(known, stored), *placed, method=method)
+    title = header.notes.name or path.stem
+    described = ome_metadata(title, ome_zarr.axes(known, stored), *placed, method=method)
     if isinstance(header.metadata.get(LABELS), Mapping):
         described |= {LABELS: header.metadata[LABELS]}
-    omero = header.metadata.get("omero") or ome_zarr.omero(known, header.dtype)
+    omero = header.metadata.get("omero") or ome_zarr.omero(known.channels, header.notes.display, header.dtype)
     return described if omero is None else described | {"omero": omero}

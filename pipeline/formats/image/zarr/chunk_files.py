@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import os
 import stat
-from collections.abc import Callable, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,13 @@ MISSING = np.iinfo(np.uint64).max
 _INDEX_BYTES = 8 << 20
 
 OpenFile = Callable[[str, int], int]
+
+
+class StoredBytes(NamedTuple):
+    """Encoded bytes of a chunk. read: fills an array from a byte on."""
+
+    nbytes: int
+    read: Callable[[int, NDArray[np.uint8]], None]
 
 
 class ChunkFiles:
@@ -53,18 +60,29 @@ class ChunkFiles:
 
         InputError, or ValueError, if the file or its index is damaged.
         """
+        with self.stored(place) as found:
+            if found is None:
+                return None
+            data = scratch("encoded", found.nbytes)
+            found.read(0, data)
+            return data
+
+    @contextmanager
+    def stored(self, place: Place) -> Iterator[StoredBytes | None]:
+        """A chunk's encoded bytes, to be read in pieces within the context; None if not stored. Raises as `read`."""
         descriptor = self._opened(place)
         if descriptor is None:
-            return None
+            yield None
+            return
         try:
             offset, nbytes = self._span(descriptor, place)
-            if offset == MISSING:
-                return None
-            data = scratch("encoded", nbytes)
-            self._fill(descriptor, place, offset, data)
+
+            def fill(first: int, out: NDArray[np.uint8]) -> None:
+                self._fill(descriptor, place, offset + first, out)
+
+            yield None if offset == MISSING else StoredBytes(nbytes, fill)
         finally:
             os.close(descriptor)
-        return data
 
     def read_raw(self, place: Place, within: Region, out: NDArray[Any]) -> bool:
         """Fill `out` (any strides) with samples of an uncompressed chunk; False if it is not stored. Raises as `read`.

@@ -32,6 +32,7 @@ class Layout:
     axes     : the image's axes, of `AXES` in this order
     metadata : what a new Zarr takes over: `omero`, and `image-label` of labels
     levels   : of the pyramid
+    name     : of the image; empty if it has none of its own
     """
 
     stored: str
@@ -39,6 +40,7 @@ class Layout:
     calibration: Calibration = field(default_factory=Calibration)
     metadata: dict[str, Any] = field(default_factory=dict)
     levels: int = 1
+    name: str = ""
 
     def shape(self, stored_shape: tuple[int, ...]) -> tuple[int, ...]:
         """The image's shape, from the array's."""
@@ -96,7 +98,11 @@ def _multiscale_image(
     found = _layout(letters, array.shape, path)
     calibration = from_multiscales(image, level, omero, letters, array.shape)
     metadata = {key: ome[key] for key in ("omero", LABELS) if isinstance(ome.get(key), Mapping)}
-    layout = replace(found, calibration=calibration, metadata=metadata, levels=1 + len(smaller))
+    title = str(image.get("name") or "").strip("/ ")
+    layout = replace(
+        found, calibration=calibration, metadata=metadata, levels=1 + len(smaller),
+        name="" if title == path.stem else title,
+    )  # fmt: skip
     return (node[str(smaller[number - 1]["path"])] if number else array), layout
 
 

@@ -9,6 +9,7 @@ import operator
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.codecs.block_cache import BlockCache
+from pipeline.codecs.packed import NotPackedError, PackedBlocks, Packing
 from pipeline.codecs.parallel import for_each, split
 from pipeline.codecs.zarr_codecs import LARGEST_BYTES, chunks_of, use_bounded_codecs
 from pipeline.errors import InputError, MillraceError
@@ -30,10 +32,12 @@ from pipeline.formats.image.base import (
     blocks_along,
     require_fit,
 )
+from pipeline.formats.image.metadata.notes import Notes
 from pipeline.formats.image.zarr.chunk_files import ChunkFiles
 from pipeline.formats.image.zarr.chunk_objects import ChunkObjects
 from pipeline.formats.image.zarr.layout import Layout, find_array
 from pipeline.formats.image.zarr.nodes import UnusualError, node
+from pipeline.formats.image.zarr.packed_chunks import can_be_packed, pack_chunk
 from pipeline.formats.image.zarr.stored_array import Place, StoredArray, stored_array
 from pipeline.storage.objects import ObjectPath, failure
 from pipeline.storage.positional import reading
@@ -76,6 +80,7 @@ class ZarrReader(ImageReader):
             metadata=self._layout.metadata | ({"compression": "other"} if is_compressed else {}),
             calibration=self._layout.calibration,
             levels=self._layout.levels,
+            notes=Notes(name=self._layout.name),
         )
         self.block_shape = tuple(min(c, n) for c, n in zip(self._layout.shape(self._chunk), shape, strict=True))
         across = math.prod(
@@ -99,10 +104,7 @@ class ZarrReader(ImageReader):
         require_fit(self.header, region, out)
         if out.size == 0:
             return
-        spans = dict(zip(self.header.axes, zip(region.start, region.stop, strict=True), strict=True))
-        wanted = [spans.get(letter, (0, 1)) for letter in self._layout.stored]
-        pieces = itertools.product(*map(blocks_along, wanted, self._chunk))
-        missing, here = split(pieces, self._lacks)
+        missing, here = split(self._pieces(self._wanted(region)), self._lacks)
         target = self._in_stored_order(out)
         busy: list[_Piece] = []
         at = self._schedule.place(region) if self._schedule else ()
@@ -117,6 +119,44 @@ class ZarrReader(ImageReader):
         for_each(copy, missing, self._stored_bytes, waits=self._waits)
         for piece in busy:
             self._copy(piece, target, at, wait=True)
+
+    @property
+    def packs(self) -> bool:
+        files = self._files
+        return files is not None and not files.waits and can_be_packed(files.array.codec)
+
+    def read_packed(self, region: Region, memory: NDArray[np.uint8]) -> PackedBlocks | None:
+        files = self._files
+        if files is None or not self.packs or not all(region.shape):
+            return None
+        wanted = self._wanted(region)
+        packing = Packing(memory, self._chunk, self.header.dtype.itemsize, files.array.fill_value)
+
+        def pack(piece: _Piece) -> None:
+            place, _, within = zip(*piece, strict=True)
+            origin = tuple(n * size - start for n, size, (start, _) in zip(place, self._chunk, wanted, strict=True))
+            try:
+                pack_chunk(packing, files, place, within, origin)
+            except NotPackedError:
+                raise
+            except Exception:
+                with _translated(self.path, _undecoded(place)):
+                    raise
+
+        try:
+            for piece in self._pieces(wanted):  # other readers are at work too; a pool would take longer to wake
+                pack(piece)
+            return replace(packing.packed(), view=self._in_stored_order)
+        except NotPackedError:
+            return None
+
+    def _wanted(self, region: Region) -> list[tuple[int, int]]:
+        """The region along the array's axes."""
+        spans = dict(zip(self.header.axes, zip(region.start, region.stop, strict=True), strict=True))
+        return [spans.get(letter, (0, 1)) for letter in self._layout.stored]
+
+    def _pieces(self, wanted: list[tuple[int, int]]) -> list[_Piece]:
+        return list(itertools.product(*map(blocks_along, wanted, self._chunk)))
 
     def expect(self, spans: Sequence[Sequence[tuple[int, int]]]) -> None:
         axes = [self._layout.stored.index(letter) for letter in self.header.axes]
@@ -133,11 +173,10 @@ class ZarrReader(ImageReader):
     def close(self) -> None:
         """Nothing is held open."""
 
-    def _in_stored_order(self, out: NDArray[Any]) -> NDArray[Any]:
-        """A view of `out` with the array's axes, in the array's order."""
+    def _in_stored_order(self, out: Any) -> Any:
+        """A view of `out`, of NumPy or CuPy, with the array's axes, in the array's order."""
         moved = out.transpose(np.argsort(self._layout.order))
-        absent = tuple(n for n, letter in enumerate(self._layout.stored) if letter not in self.header.axes)
-        return np.expand_dims(moved, absent)
+        return moved[tuple(slice(None) if letter in self.header.axes else None for letter in self._layout.stored)]
 
     def _lacks(self, piece: _Piece) -> bool:
         """Whether the chunk has to be decoded."""
@@ -159,7 +198,7 @@ class ZarrReader(ImageReader):
                 place, self._chunk_bytes, lambda memory: self._decode(place, memory), look, at=at, wait=wait
             ) is not None  # fmt: skip
         except Exception:
-            with _translated(self.path, f"chunk {'/'.join(map(str, place))} does not decode"):
+            with _translated(self.path, _undecoded(place)):
                 raise
 
     def _read_raw(self, place: Place, within: tuple[slice, ...], out: NDArray[Any]) -> None:
@@ -186,6 +225,10 @@ class ZarrReader(ImageReader):
         )
         with chunks_of(self._stored_bytes):
             return np.asarray(self._array[box])
+
+
+def _undecoded(place: Place) -> str:
+    return f"chunk {'/'.join(map(str, place))} does not decode"
 
 
 def _open(path: Path, level: int) -> tuple[Any, Layout]:

@@ -6,9 +6,10 @@ import fcntl
 import itertools
 import json
 import math
+import operator
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -18,10 +19,12 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from kernels.blocks import AXES
 from pipeline.codecs.chunk_codec import ChunkCodec, Stage
+from pipeline.codecs.packed import ChunkForm, origin_rows
 from pipeline.codecs.parallel import for_each
 from pipeline.codecs.scratch import scratch
-from pipeline.errors import OutputError
+from pipeline.errors import MillraceError, OutputError
 from pipeline.formats.image.base import ImageHeader, PartialWriter, Region, blocks_along, require_fit
 from pipeline.formats.image.pyramid import Reduction, at_level, finish, require_alignment
 from pipeline.formats.image.zarr.chunk_files import ChunkFiles, shard_of
@@ -42,6 +45,9 @@ COMPRESSIONS: dict[str, tuple[Stage, ...]] = {
     "deflate": (Stage("gzip", {"level": 5}),),
 }
 DEFAULT_COMPRESSION = "zstd"
+
+# Of files of which only parts have come, for each level.
+_HELD_BYTES = 16 << 20
 
 # Along one axis, by a chunk's number: where samples lie in the chunk and in the region, and whether they are all.
 _Spans = dict[int, tuple[slice, slice, bool]]
@@ -114,15 +120,33 @@ class ZarrWriter(PartialWriter):
             raise
 
     def write(self, region: Region, samples: NDArray[Any]) -> None:
+        self._write(region, samples, self._levels[0].write)
+
+    def chunk_form(self, region: Region) -> ChunkForm | None:
+        """As `pipeline.workloads.protocol.TakesPacked`."""
+        return self._levels[0].chunk_form(region)
+
+    def write_packed(self, region: Region, samples: NDArray[Any], chunks: Sequence[NDArray[np.uint8]]) -> None:
+        """As `write`; `chunks`: those of the image itself, encoded, in the order of `chunk_form`."""
+        self._write(region, samples, lambda part, _: self._levels[0].write_packed(part, chunks))
+
+    def _write(
+        self, region: Region, samples: NDArray[Any], write_image: Callable[[Region, NDArray[Any]], None]
+    ) -> None:
         require_fit(self.header, region, samples)
         if samples.size == 0:
             return
         count = len(self._levels) - 1
         if count:
             require_alignment(self.header, region)
-        self._levels[0].write(region, samples)
+        write_image(region, samples)
         for level, part, reduced in self._reduction.levels_of(region, samples, count):
             self._levels[level].write(part, reduced)
+
+    def flush(self) -> None:
+        for level in self._levels:
+            level.write_held()
+        super().flush()
 
     def publish(self, on_sealed: Callback = no_callback) -> None:
         finish(
@@ -131,14 +155,23 @@ class ZarrWriter(PartialWriter):
             lambda level, region: self._levels[level].read(region),
             lambda level, region, samples: self._levels[level].write(region, samples),
         )
+        for level in self._levels:
+            level.write_held()
         super().publish(on_sealed)
+
+    def keep(self) -> None:
+        with suppress(MillraceError, ValueError):  # after an error that said more, or discarded
+            for level in self._levels:
+                level.write_held()
+        super().keep()
 
 
 class _Level:
     """One array of the group.
 
-    Several threads encode and store regions of whole files at once. A file that a region covers in part is read,
-    changed and written back, by one region of one process at a time: correct in any order, but slower.
+    Several threads encode and store regions of whole files at once. Parts of a file are held until they make it whole.
+    Beyond `_HELD_BYTES`, and at a flush, the file is read, changed and written back, by one region of one process at a
+    time: correct in any order, but slower.
     """
 
     def __init__(
@@ -166,6 +199,9 @@ class _Level:
         )
         self._array = _for_writing(self._metadata, stages, header.dtype)
         self._sharing = threading.Lock()
+        # By file: copies of its parts by their corners in the array. All of them together are not on disk.
+        self._held: dict[Place, dict[tuple[Place, Place], NDArray[Any]]] = {}
+        self._split: set[Place] = set()  # files of which some parts were stored alone
 
     def create(self) -> None:
         self._partial.put(_metadata_of(self._name), [json.dumps(self._metadata, indent=2).encode()])
@@ -182,14 +218,77 @@ class _Level:
         """Store the samples of a region that is not empty."""
         start, stop = self._in_order(region.start), self._in_order(region.stop)
         stored = samples.transpose(self._order)
+        with writing(self.path, samples.nbytes), self._partial.in_use():
+            whole: list[Place] = []
+            parts: list[Place] = []
+            for file in _under(start, stop, self._array.file_shape):
+                first, last = self._box(file)
+                covers = all(a <= c and d <= b for a, b, c, d in zip(start, stop, first, last, strict=True))
+                (whole if covers else parts).append(file)
+            self._store(start, stop, stored, whole, are_whole=True)
+            if parts:
+                with self._sharing:
+                    self._take_parts(start, stop, stored, parts)
+
+    def write_held(self) -> None:
+        """Store the parts that are held, each alone."""
+        with self._sharing:
+            if self._held:
+                with writing(self.path), self._partial.in_use():
+                    for file in list(self._held):
+                        self._store_held(file)
+
+    def _take_parts(self, start: Place, stop: Place, stored: NDArray[Any], files: Sequence[Place]) -> None:
+        """Hold what a region has of these files; store those that are whole now, and parts for which there is no room.
+        The lock is held: what is no longer held is stored when the next flush begins."""
+        complete, alone = [], []
+        most = max(_HELD_BYTES // (math.prod(self._array.file_shape) * self.header.dtype.itemsize), 1)
+        for file in files:
+            first, last = self._box(file)
+            begin, end = tuple(map(max, start, first)), tuple(map(min, stop, last))
+            overlaps = any(
+                key != (begin, end) and all(a < d and c < b for a, b, c, d in zip(begin, end, *key, strict=True))
+                for key in self._held.get(file, ())
+            )
+            if overlaps:  # the job was cut anew
+                self._store_held(file)
+            if file in self._split or (file not in self._held and len(self._held) >= most):
+                alone.append(file)
+                continue
+            held = self._held.setdefault(file, {})
+            held[begin, end] = stored[_within(begin, end, start)].copy()
+            if sum(part.size for part in held.values()) == math.prod(b - a for a, b in zip(first, last, strict=True)):
+                complete.append(file)
+
+        def store_whole(file: Place) -> None:
+            first, last = self._box(file)
+            samples = np.empty([b - a for a, b in zip(first, last, strict=True)], stored.dtype)
+            for (begin, end), part in self._held[file].items():
+                samples[_within(begin, end, first)] = part
+            self._store(first, last, samples, [file], are_whole=True)
+            del self._held[file]
+
+        file_bytes = math.prod(self._array.file_shape) * stored.itemsize
+        for_each(store_whole, complete, file_bytes, waits=isinstance(self._partial, PartialObjects))
+        self._split.update(alone)
+        self._store(start, stop, stored, alone, are_whole=False)
+
+    def _store_held(self, file: Place) -> None:
+        for (begin, end), part in self._held[file].items():
+            self._store(begin, end, part, [file], are_whole=False)
+        del self._held[file]
+        self._split.add(file)
+
+    def _store(
+        self, start: Place, stop: Place, stored: NDArray[Any], files: Sequence[Place], *, are_whole: bool
+    ) -> None:
+        """Store what a region of the array has of these files: all, or a part of each, under the lock."""
+        if not files:
+            return
         spans = [
             _spans(first, last, size, length)
             for first, last, size, length in zip(start, stop, self._array.codec.shape, self._array.shape, strict=True)
         ]
-        whole: list[Place] = []
-        parts: list[Place] = []
-        for file in _under(start, stop, self._array.file_shape):
-            (whole if self._covers(start, stop, file) else parts).append(file)
 
         def store(file: Place, older: Older | None = None) -> None:
             name = f"{self._name}/{self._array.name(file)}"
@@ -201,13 +300,50 @@ class _Level:
                 self._partial.put(name, raw)
 
         file_bytes = math.prod(self._array.file_shape) * self.header.dtype.itemsize
-        with writing(self.path, samples.nbytes), self._partial.in_use():
-            for_each(store, whole, file_bytes, waits=isinstance(self._partial, PartialObjects))
-            if isinstance(self._partial, PartialObjects):
-                for_each(partial(self._change_object, spans, stored), parts, file_bytes, waits=True)
-            elif parts:
-                with self._alone(self._partial) as older:
-                    for_each(lambda file: store(file, older), parts, file_bytes)
+        if are_whole:
+            for_each(store, files, file_bytes, waits=isinstance(self._partial, PartialObjects))
+        elif isinstance(self._partial, PartialObjects):
+            for_each(partial(self._change_object, spans, stored), files, file_bytes, waits=True)
+        else:
+            with self._alone(self._partial) as older:
+                for_each(lambda file: store(file, older), files, file_bytes)
+
+    def chunk_form(self, region: Region) -> ChunkForm | None:
+        """How a device may encode a region; None unless it consists of whole files of Blosc chunks."""
+        start, stop = self._in_order(region.start), self._in_order(region.stop)
+        codec, stages = self._array.codec, self._array.codec.stages
+        if [stage.name for stage in stages] != ["blosc"] or stages[0].options["cname"] not in ("lz4", "zstd"):
+            return None
+        if not all(map(operator.lt, start, stop)) or len(codec.shape) > AXES or codec.dtype.itemsize > 8:
+            return None
+        if not all(self._covers(start, stop, file) for file in _under(start, stop, self._array.file_shape)):
+            return None
+        origins = [
+            tuple(n * size - first for n, size, first in zip(place, codec.shape, start, strict=True))
+            for place in _under(start, stop, codec.shape)
+        ]
+        return ChunkForm(
+            codec=stages[0].options["cname"], chunk=codec.shape, origins=origin_rows(origins, len(codec.shape)),
+            view=lambda samples: samples.transpose(self._order),
+        )  # fmt: skip
+
+    def write_packed(self, region: Region, encoded: Sequence[NDArray[np.uint8]]) -> None:
+        """Store the encoded chunks of a region of whole files."""
+        start, stop = self._in_order(region.start), self._in_order(region.stop)
+        chunks = dict(zip(_under(start, stop, self._array.codec.shape), encoded, strict=True))
+
+        def store(file: Place) -> None:
+            stored = [chunks.get(chunk) for chunk in self._chunks_of(file)]
+            self._partial.put(f"{self._name}/{self._array.name(file)}", shard_of(self._array, stored))
+
+        with writing(self.path, sum(map(len, encoded))), self._partial.in_use():
+            files = list(_under(start, stop, self._array.file_shape))
+            for_each(store, files, waits=isinstance(self._partial, PartialObjects))
+
+    def _chunks_of(self, file: Place) -> list[Place]:
+        """The chunks of a file in C order."""
+        first = [number * count for number, count in zip(file, self._array.per_file, strict=True)]
+        return [tuple(map(sum, zip(first, within, strict=True))) for within in np.ndindex(*self._array.per_file)]
 
     def _change_object(self, spans: Sequence[_Spans], stored: NDArray[Any], file: Place) -> None:
         """Write an object that the region covers in part, with the older one's other samples."""
@@ -221,6 +357,7 @@ class _Level:
 
     def read(self, region: Region) -> NDArray[Any]:
         """Samples of a region that is written."""
+        self.write_held()
         start, stop = self._in_order(region.start), self._in_order(region.stop)
         samples = np.empty(region.shape, self.header.dtype)
         stored = samples.transpose(self._order)
@@ -243,14 +380,11 @@ class _Level:
     def _in_order(self, values: Sequence[int]) -> tuple[int, ...]:
         return tuple(values[axis] for axis in self._order)
 
-    def _covers(self, start: Place, stop: Place, file: Place) -> bool:
-        """Whether a region of the array holds all of a file's samples."""
-        return all(
-            first <= number * size and min((number + 1) * size, length) <= last
-            for first, last, number, size, length in zip(
-                start, stop, file, self._array.file_shape, self._array.shape, strict=True
-            )
-        )
+    def _box(self, file: Place) -> tuple[Place, Place]:
+        """The corners of a file's samples in the array."""
+        first = tuple(number * size for number, size in zip(file, self._array.file_shape, strict=True))
+        ends = zip(first, self._array.file_shape, self._array.shape, strict=True)
+        return first, tuple(min(begin + size, length) for begin, size, length in ends)
 
     def _raw_bands(self, file: Place, spans: Sequence[_Spans], stored: NDArray[Any]) -> Iterator[NDArray[Any]] | None:
         """The bytes of a whole uncompressed chunk in a file of its own, one piece after another; None for others."""
@@ -274,8 +408,7 @@ class _Level:
             data = self._encoded_chunk(chunk, spans, stored, older)
             found[chunk] = None if data is None else data.copy()  # the thread encodes others
 
-        first = [number * count for number, count in zip(file, array.per_file, strict=True)]
-        chunks = [tuple(map(sum, zip(first, within, strict=True))) for within in np.ndindex(*array.per_file)]
+        chunks = self._chunks_of(file)
         for_each(encode, chunks, array.codec.nbytes)
         return [found[chunk] for chunk in chunks]
 
@@ -301,8 +434,8 @@ class _Level:
 
     @contextmanager
     def _alone(self, folder: PartialFolder) -> Iterator[ChunkFiles]:
-        """Exclude all other threads and joined processes from changing parts of files; yields the files as they are."""
-        with self._sharing, os.fdopen(folder.open_file(_metadata_of(self._name))) as locked:
+        """Exclude joined processes from changing parts of files, besides the lock; yields the files as they are."""
+        with os.fdopen(folder.open_file(_metadata_of(self._name))) as locked:
             fcntl.flock(locked, fcntl.LOCK_EX)
             yield ChunkFiles(Path(self._name), self._array, folder.open_file)
 
@@ -317,6 +450,10 @@ def _gathered(codec: ChunkCodec, chunk: NDArray[Any]) -> Iterator[NDArray[Any]]:
         samples = scratch("samples", nbytes).view(chunk.dtype).reshape(part.shape)
         samples[...] = part
         yield samples
+
+
+def _within(begin: Place, end: Place, origin: Place) -> tuple[slice, ...]:
+    return tuple(slice(a - c, b - c) for a, b, c in zip(begin, end, origin, strict=True))
 
 
 def _spans(start: int, stop: int, size: int, length: int) -> _Spans:
@@ -382,7 +519,7 @@ def _for_writing(metadata: Mapping[str, Any], stages: Sequence[Stage], dtype: np
 
 
 def ome_metadata(
-    path: Path,
+    name: str,
     axes: Sequence[Mapping[str, str]],
     *transformations: Sequence[Mapping[str, Any]],
     method: str | None = None,
@@ -394,7 +531,7 @@ def ome_metadata(
     levels = [
         {"path": str(level), "coordinateTransformations": list(each)} for level, each in enumerate(transformations)
     ]
-    image: dict[str, Any] = {"name": path.stem, "axes": list(axes), "datasets": levels}
+    image: dict[str, Any] = {"name": name, "axes": list(axes), "datasets": levels}
     return {"version": "0.5", "multiscales": [image if method is None else image | {"type": method}]}
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
+import math
 import os
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -15,7 +16,7 @@ from starlette.exceptions import HTTPException
 
 from pipeline import __version__
 from pipeline.api_models import AxisView, ImageView
-from pipeline.errors import InputError, ParameterError
+from pipeline.errors import ParameterError
 from pipeline.formats.cfl import files_of
 from pipeline.formats.slices import Cut, Part, describe, draw
 from pipeline.formats.slices.drawing import LONGEST_SIDE
@@ -23,7 +24,6 @@ from pipeline.service.http.app_state import Service, ThisService
 from pipeline.service.http.data.files import found_beneath
 from pipeline.service.http.identity import Audit, Auditor, CurrentUser
 from pipeline.service.http.users.tokens import User
-from pipeline.service.running.job_process import ProcessDied
 from pipeline.storage.objects import ObjectPath
 from pipeline.storage.positional import reading
 
@@ -31,8 +31,8 @@ T = TypeVar("T")
 
 # What one picture may take.
 MOST_BYTES, MOST_S = 1 << 30, 20.0
-# Of a Zarr folder, the entries whose dates are looked at.
-_MOST_ENTRIES = 256
+# A Zarr folder with more files has no tag: looking at their dates would take longer than drawing.
+_MOST_ENTRIES = 4096
 
 pictures = APIRouter()
 FilePath = Annotated[
@@ -40,6 +40,8 @@ FilePath = Annotated[
 ]
 _PLACES = r"^[A-Za-z]:\d{1,9}(,[A-Za-z]:\d{1,9})*$"
 _SPAN = r"^\d{1,12}:\d{1,12}$"
+_NUMBER = r"-?\d{1,40}(\.\d{1,20})?(e[-+]?\d{1,3})?"
+_LIMITS = rf"^{_NUMBER}:{_NUMBER}(,{_NUMBER}:{_NUMBER})*$"
 
 
 @pictures.get("/v1/images")
@@ -51,7 +53,7 @@ async def show_image(
     return ImageView(
         path=path, plane=found.plane, at=dict(found.at), dtype=found.dtype, samples=found.samples, levels=found.levels,
         axes=[AxisView(letter=letter, length=n, step=found.steps.get(letter)) for letter, n in found.axes],
-        channels=list(found.channels),
+        channels=list(found.channels), colours=list(found.colours),
     )  # fmt: skip
 
 
@@ -81,13 +83,17 @@ async def draw_slice(
         float | None, Query(allow_inf_nan=False, description="the value that is white; default: percentile 99.9")
     ] = None,
     part: Annotated[Part, Query(description="of complex samples")] = "magnitude",
+    composite: Annotated[bool, Query(description="show the channels together, each in its colour")] = False,
+    limits: Annotated[
+        str | None, Query(pattern=_LIMITS, max_length=600, description="low:high of each channel of a composite")
+    ] = None,
     if_none_match: Annotated[str | None, Header(max_length=1000)] = None,
 ) -> Response:
     """A picture of one plane, of the level of the pyramid that suffices. 8-bit samples stay as they are unless `low` or
     `high` is given.
 
-    The headers `Millrace-Level`, `-Low`, `-High`, `-Rows` and `-Columns` describe the picture; `-Blocks` is 1/m if only
-    one in m blocks of the file was read along each axis.
+    The headers `Millrace-Level`, `-Low`, `-High`, `-Limits`, `-Rows` and `-Columns` describe the picture; `-Blocks` is
+    1/m if only one in m blocks of the file was read along each axis.
     """
     if low is not None and high is not None and low >= high:
         raise ParameterError(f"low {low:g}: must be below high, {high:g}")
@@ -95,6 +101,7 @@ async def draw_slice(
     cut = Cut(
         plane=plane, at={letter: int(index) for letter, index in places.items()}, rows=_span(rows),
         columns=_span(columns), size=size, low=low, high=high, part=part,
+        composite=composite, limits=_limits(limits),
     )  # fmt: skip
     tag = await run_in_threadpool(_tag, service, user, path, cut)
     headers = {"Cache-Control": "private, no-cache"} | ({} if tag is None else {"ETag": tag})
@@ -103,7 +110,8 @@ async def draw_slice(
     made = await _looked_at(service, user, audit, request, path, draw, cut)
     headers |= {
         "Millrace-Level": str(made.level), "Millrace-Blocks": f"1/{made.one_of}", "Millrace-Low": repr(made.low),
-        "Millrace-High": repr(made.high), "Millrace-Rows": "{:.15g}:{:.15g}".format(*made.rows),
+        "Millrace-High": repr(made.high), "Millrace-Limits": ",".join(f"{low!r}:{high!r}" for low, high in made.limits),
+        "Millrace-Rows": "{:.15g}:{:.15g}".format(*made.rows),
         "Millrace-Columns": "{:.15g}:{:.15g}".format(*made.columns),
     }  # fmt: skip
     return Response(made.png, media_type="image/png", headers=headers)
@@ -117,35 +125,17 @@ async def _looked_at(
     async with service.viewing.turn(user.name):
         if await request.is_disconnected():
             raise HTTPException(503, "the client is gone")
-        seen = await run_in_threadpool(_in_a_process, service, roots.confine(), found, look, *arguments)
+        seen = await run_in_threadpool(
+            service.processes.look, found, look, *arguments, known=roots.confine(), most_bytes=MOST_BYTES, most_s=MOST_S
+        )
     if service.viewing.is_news(user.name, found):
         audit("view", input=path)
     return seen
 
 
-def _in_a_process(service: Service, confinement: object, path: Path, look: Callable[..., T], *arguments: Any) -> T:
-    ends_at = time.monotonic() + MOST_S
-
-    def check() -> None:
-        if time.monotonic() > ends_at:
-            raise InputError(
-                f"{path}: looking at it takes more than {MOST_S:.0f} s; choose a smaller part, or write a pyramid"
-            )
-
-    lease = service.processes.lease(check)
-    try:
-        return lease.call(look, path, *arguments, known=confinement, most_bytes=MOST_BYTES)
-    except ProcessDied as error:
-        raise InputError(f"{path}: the process that read it died; the file is damaged, or too large to show") from error
-    finally:
-        lease.release()
-
-
 def _tag(service: Service, user: User, path: str, cut: Cut) -> str | None:
-    """Another one for another picture, or once the file has changed; None if that cannot be known.
-
-    Of a Zarr folder, those of its entries count: chunks that a program changes in place are not noticed.
-    """
+    """Another one for another picture, or once the file or any file of a Zarr folder has changed; None if that cannot
+    be known."""
     _, found = found_beneath(service, user, path)
     if isinstance(found, ObjectPath):
         return None
@@ -155,10 +145,19 @@ def _tag(service: Service, user: User, path: str, cut: Cut) -> str | None:
         for file in dict.fromkeys((found, *(each for each in files_of(found) if each.exists()))):
             parts.append(_version(file.stat()))
         if found.is_dir():
-            with os.scandir(found) as entries:
-                parts += [_version(each.stat()) for each, _ in zip(entries, range(_MOST_ENTRIES), strict=False)]
+            parts += itertools.islice(_versions_within(found), _MOST_ENTRIES)
+            if len(parts) > _MOST_ENTRIES:
+                return None
     said = repr((__version__, str(found), parts, cut))
     return f'"{hashlib.sha256(said.encode("utf-8", "surrogateescape")).hexdigest()[:32]}"'
+
+
+def _versions_within(folder: Path) -> Iterator[tuple[int, ...]]:
+    with os.scandir(folder) as entries:
+        for each in entries:
+            yield _version(each.stat())
+            if each.is_dir(follow_symlinks=False):
+                yield from _versions_within(Path(each.path))
 
 
 def _version(found: os.stat_result) -> tuple[int, ...]:
@@ -170,3 +169,12 @@ def _span(text: str | None) -> tuple[int, int] | None:
         return None
     start, _, stop = text.partition(":")
     return int(start), int(stop)
+
+
+def _limits(text: str | None) -> tuple[tuple[float, float], ...]:
+    pairs = [each.split(":") for each in text.split(",")] if text else []
+    found = tuple((float(low), float(high)) for low, high in pairs)
+    for low, high in found:
+        if not -math.inf < low <= high < math.inf:
+            raise ParameterError(f"limits {low:g}:{high:g}: the first of a pair may not be above the second")
+    return found

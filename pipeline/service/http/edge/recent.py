@@ -9,9 +9,11 @@ from dataclasses import dataclass, field
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 PATHS = ("/livez", "/readyz", "/metrics", "/metrics/targets")
-KEEP_S = 1.0
-# Before an answer is given again: even copies cost time, and a client at full speed waits for each.
-PAUSE_S = 0.1
+# An answer is given for at least so long, and for so many times as long as it took to make: submissions wait for that.
+KEEP_S, KEEP_TIMES, MOST_KEEP_S = 1.0, 100.0, 5.0
+# Even copies cost time, and a client at full speed waits for each: so many a second go to all clients together, unless
+# one would wait longer than this.
+COPIES_A_SECOND, MOST_PAUSE_S = 50.0, 0.5
 
 
 @dataclass
@@ -19,15 +21,16 @@ class _Answer:
     """An answer while it is made, and afterwards."""
 
     made: asyncio.Future[list[Message]] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
-    at: float | None = None  # on the monotonic clock; None until it is made
+    until: float | None = None  # on the monotonic clock; None until it is made
 
 
 class RecentAnswers:
-    """ASGI middleware: the answer to a GET of `PATHS` is made once for all who request it within `KEEP_S`."""
+    """ASGI middleware: the answer to a GET of `PATHS` is made once for all who request it meanwhile."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
         self._answers: dict[tuple[str, bool], _Answer] = {}
+        self._next_copy_at = 0.0  # on the monotonic clock
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] != "GET" or scope["path"] not in PATHS:
@@ -37,16 +40,24 @@ class RecentAnswers:
         for_people = any(name == b"accept" and b"text/html" in value for name, value in scope["headers"])
         key = scope["path"], for_people
         answer = self._answers.get(key)
-        if answer is None or (answer.at is not None and time.monotonic() - answer.at > KEEP_S):
+        if answer is None or (answer.until is not None and time.monotonic() > answer.until):
             answer = self._answers[key] = _Answer()
             await self._make(answer, key, scope, receive)
-        elif answer.at is not None:
-            await asyncio.sleep(PAUSE_S)
+        elif answer.until is not None:
+            await asyncio.sleep(self._pause_s())
         for message in await asyncio.shield(answer.made):
             await send(dict(message))
 
+    def _pause_s(self) -> float:
+        """How long the next copy waits for its turn."""
+        now = time.monotonic()
+        turn = min(max(self._next_copy_at, now), now + MOST_PAUSE_S)
+        self._next_copy_at = turn + 1 / COPIES_A_SECOND
+        return turn - now
+
     async def _make(self, answer: _Answer, key: tuple[str, bool], scope: Scope, receive: Receive) -> None:
         messages: list[Message] = []
+        began = time.monotonic()
 
         async def keep(message: Message) -> None:
             messages.append(message)
@@ -60,5 +71,6 @@ class RecentAnswers:
                 return
             answer.made.cancel()
             raise
-        answer.at = time.monotonic()
+        now = time.monotonic()
+        answer.until = now + max(KEEP_S, min(KEEP_TIMES * (now - began), MOST_KEEP_S))
         answer.made.set_result(messages)

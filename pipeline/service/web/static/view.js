@@ -43,12 +43,18 @@ class Picture {
     return [...plane()].map((letter) => this.lengths[letter] ?? 1);
   }
 
+  get composed() {
+    return controls.elements.composite.checked && this.image.colours.length > 0 && !plane().includes("C");
+  }
+
   address(further) {
-    const at = this.image.axes.map((axis) => axis.letter).filter((letter) => !plane().includes(letter))
+    const along = (letter) => !plane().includes(letter) && !(this.composed && letter === "C");
+    const at = this.image.axes.map((axis) => axis.letter).filter(along)
       .map((letter) => `${letter}:${Math.min(index(letter), this.lengths[letter] - 1)}`);
     const query = new URLSearchParams({ path: this.path, plane: plane(), ...further });
     if (at.length) query.set("at", at.join());
     if (this.image.dtype.startsWith("complex")) query.set("part", controls.elements.part.value);
+    if (this.composed) query.set("composite", "true");
     return `/v1/images/slice?${query}`;
   }
 
@@ -58,7 +64,7 @@ class Picture {
     const of = (name) => response.headers.get(`Millrace-${name}`);
     const [rows, columns] = [of("Rows"), of("Columns")].map((text) => text.split(":").map(Number));
     this.error.hidden = true;
-    return { bitmap, rows, columns, low: Number(of("Low")), high: Number(of("High")), level: of("Level"), blocks: of("Blocks") };
+    return { bitmap, rows, columns, low: Number(of("Low")), high: Number(of("High")), limits: of("Limits"), level: of("Level"), blocks: of("Blocks") };
   }
 
   // The whole plane, small; its contrast is that of its parts too.
@@ -84,11 +90,15 @@ class Picture {
       this.part = null;
     } else {
       const size = Math.min(Math.ceil(longest / Math.max(Math.floor(1 / scale), 1)), MOST_PIXELS);
-      const { low, high } = this.whole;
-      const contrast = low < high ? { low, high } : {};
-      this.part = await this.load("part", { rows: `${top}:${bottom}`, columns: `${left}:${right}`, size, ...contrast });
+      const part = { rows: `${top}:${bottom}`, columns: `${left}:${right}`, size };
+      this.part = await this.load("part", { ...part, ...this.contrast(this.whole) });
     }
     this.draw();
+  }
+
+  contrast({ low, high, limits }) {  // of a picture, for one of this file
+    if (this.composed && limits.split(",").length === this.image.colours.length) return { limits };
+    return low < high ? { low, high } : {};
   }
 
   settle() {
@@ -132,8 +142,16 @@ class Picture {
     if (row || column) said.push(row === column ? row : [row, column].filter(Boolean).join(" × "));
     if (image.levels > 1) said.push(`level ${shown.level} of ${image.levels}`);
     if (shown.blocks !== "1/1") said.push(`${shown.blocks} of the blocks read: zoom in for all`);
-    said.push(`${number(whole.low)} to ${number(whole.high)}`);
+    const ends = whole.limits.split(",").map((pair) => pair.split(":").map((value) => number(Number(value))).join(" to "));
+    if (!this.composed) said.push(ends[0]);
     this.facts.textContent = said.join(" · ");
+    for (const [channel, colour] of (this.composed ? image.colours : []).entries()) {
+      const mark = document.createElement("span");
+      mark.className = "channel";
+      mark.style.setProperty("--channel", `#${colour}`);
+      mark.textContent = `${image.channels[channel] || `channel ${channel}`} ${ends[channel] ?? ""}`;
+      this.facts.append(mark);
+    }
   }
 
   refuse(error) {
@@ -167,6 +185,8 @@ function offer() {  // planes and sliders for the axes of all files
   controls.elements.plane.replaceChildren(...shown.map((each) => new Option(`${each[0]} down, ${each[1]} across`, each)));
   if (shown.includes(asked.get("plane"))) controls.elements.plane.value = asked.get("plane");
   controls.querySelector("[data-choice=plane]").hidden = shown.length < 2;
+  controls.querySelector("[data-choice=composite]").hidden = !seen.some(({ image }) => image.colours.length);
+  controls.elements.composite.checked = asked.has("composite");
   controls.querySelector("[data-choice=part]").hidden = !seen.some(({ image }) => image.dtype.startsWith("complex"));
   for (const [letter, length] of Object.entries(lengths)) {
     if (length < 2) continue;
@@ -187,7 +207,8 @@ function offer() {  // planes and sliders for the axes of all files
 }
 
 function hideSliders() {
-  for (const row of controls.querySelectorAll("[data-axis]")) row.hidden = plane().includes(row.dataset.axis);
+  const isIdle = (letter) => plane().includes(letter) || (letter === "C" && seen.every((each) => each.composed));
+  for (const row of controls.querySelectorAll("[data-axis]")) row.hidden = isIdle(row.dataset.axis);
 }
 
 function fixed() {
@@ -209,13 +230,14 @@ async function show() {
   if (contrast.value === "same") {
     await load(first, {});
     const whole = first.whole;
-    await Promise.all(others.map((each) => load(each, whole && whole.low < whole.high ? { low: whole.low, high: whole.high } : {})));
+    await Promise.all(others.map((each) => load(each, whole ? each.contrast(whole) : {})));
   } else {
     await Promise.all(seen.map((each) => load(each, kept)));
   }
-  if (contrast.value !== "fixed" && first.whole) [low.value, high.value] = [number(first.whole.low), number(first.whole.high)];
+  if (contrast.value !== "fixed" && first.whole && !first.composed) [low.value, high.value] = [number(first.whole.low), number(first.whole.high)];
   const rows = Array.from(controls.querySelectorAll("[data-axis]:not([hidden])"), (row) => `${row.dataset.axis}:${index(row.dataset.axis)}`);
   asked.set("plane", plane());
+  if (controls.elements.composite.checked) asked.set("composite", "1"); else asked.delete("composite");
   if (rows.length) asked.set("at", rows.join()); else asked.delete("at");
   history.replaceState(null, "", `?${asked}`);
 }
@@ -224,6 +246,7 @@ controls.addEventListener("submit", (event) => event.preventDefault());
 controls.addEventListener("change", ({ target }) => {
   if (target.name === "low" || target.name === "high") controls.elements.contrast.value = "fixed";
   if (target.name === "plane") { hideSliders(); Object.assign(view, { x: 0.5, y: 0.5, zoom: 1 }); }
+  if (target.name === "composite") hideSliders();
   if (target.type !== "range") look();
 });
 

@@ -95,7 +95,8 @@ def test_it_is_what_the_transforms_give() -> None:
 
 def test_sizes() -> None:
     assert toeplitz_shape((256, 251)) == (512, 504)
-    assert toeplitz_shape((256, 176, 65), host=False) == (512, 512, 256)
+    assert toeplitz_shape((256, 176, 65), host=False) == (512, 384, 160)
+    assert toeplitz_shape((1, 320, 321), host=False) == (128, 640, 768)
     assert toeplitz_shape((600, 100), host=False) == (1200, 200)
     for least in range(1, 400):
         size = fast_size(least)

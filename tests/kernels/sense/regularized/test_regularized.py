@@ -17,6 +17,7 @@ from kernels.sense.regularized import (
     largest_eigenvalue,
     regularized_sense,
 )
+from kernels.sense.regularized.admm import steps_for
 from kernels.sense.regularized.fista import _Vectors
 from kernels.wavelet import Wavelet
 from tests.kernels.sense.phantom import coil_maps, image, normalised_error, radial, random_complex, samples
@@ -102,6 +103,21 @@ def test_no_nearby_image_has_a_smaller_objective(name):
             for size in (1e-3, 1e-2, 1e-1):
                 step = size * factor * direction / np.linalg.norm(direction) * np.linalg.norm(found.image)
                 assert objective(rows, data, scale, terms, damping, found.image + step) >= least * (1 - 1e-5)
+
+
+@pytest.mark.parametrize(("largest", "steps"), [(1.0, 1), (7.9, 1), (8.1, 3), (0.0, 1)])
+def test_an_even_operator_takes_one_conjugate_gradient_an_iteration(largest, steps):
+    """By the right-hand side's Rayleigh quotient, as rank 0 sees it; and one without a right-hand side."""
+    right = random_complex((1, *SHAPE), 1).astype(complex) * (largest > 0)
+
+    def asked(strength):
+        penalties = [TotalVariation(0.001, (1,)), TotalVariation(strength, (2,))]
+        return Problem(normal=lambda series: largest * series, right=right, energy=1.0, penalties=penalties)
+
+    assert steps_for(asked(0.005)) == steps
+    assert steps_for(asked(0.004)) == 3
+    if largest > 0:
+        assert steps_for(asked(0.005), agreed=lambda _: 9.0) == 3
 
 
 def test_a_reference_solver_finds_the_same_objective():

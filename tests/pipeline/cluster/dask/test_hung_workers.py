@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import threading
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import numpy as np
@@ -184,7 +185,7 @@ def clock(monkeypatch):
 def test_a_silent_worker_is_ended_soon_if_it_does_nothing_and_late_if_it_computes(clock, monkeypatch, cores, limit_s):
     """A function may hold the GIL for a while: then no heartbeat is sent."""
     local, seen = FakeLocal(), {"7": 0.0, "8": 0.0}
-    monkeypatch.setattr(hung_workers, "_cpu_seconds", lambda process: 50.0 + cores * (clock.now - 1000.0))
+    monkeypatch.setattr(hung_workers, "cpu_seconds", lambda process: 50.0 + cores * (clock.now - 1000.0))
     watch = SilentWorkers(lambda: dict(seen), local)
     watch.look()
     for _ in range(limit_s):
@@ -211,8 +212,8 @@ def test_time_in_which_the_service_itself_was_suspended_is_no_silence(clock):
 
 def test_cpu_time_is_that_of_the_process():
     used = psutil.Process().cpu_times()
-    assert hung_workers._cpu_seconds(os.getpid()) == pytest.approx(used.user + used.system, abs=0.5)
-    assert hung_workers._cpu_seconds(0) == 0.0
+    assert silence.cpu_seconds(os.getpid()) == pytest.approx(used.user + used.system, abs=0.5)
+    assert silence.cpu_seconds(0) == 0.0
 
 
 # Which chunks hang
@@ -226,11 +227,12 @@ class Watched:
         self.workers = {}
         spec = SimpleNamespace(workload="smooth", input="in.npy", parameters=None)
         self.watch = ChunkWatch(
-            lambda: self.workers, self.ended.append, SimpleNamespace(name="job", spec=spec), self.record, WHERE
-        )
+            lambda: self.workers, self.ended.append, SimpleNamespace(name="job", spec=spec), self.record, WHERE,
+            opening_s=600.0,
+        )  # fmt: skip
 
-    def heard(self, address, chunk, seconds, *, job="job", silent=False):
-        report = {"in_hand": {job: [chunk, seconds]}}
+    def heard(self, address, chunk, seconds, *, job="job", silent=False, opening=False):
+        report = {"in_hand": {job: [chunk, seconds]}} | ({"opening": {job: seconds}} if opening else {})
         self.workers = {
             address: {"name": address, "last_seen": 0.0 if silent else self.clock.now, "metrics": {"millrace": report}}
         }
@@ -269,6 +271,22 @@ def test_the_first_chunk_may_take_half_a_day(watched):
     assert watched.ended == []
     watched.heard("a", 0, FIRST_CHUNK_S + 1)
     assert watched.ended == ["a"]
+
+
+def test_a_worker_may_take_as_long_as_planning_to_open_a_job(watched, caplog):
+    """However long the chunks of others take."""
+    watched.heard("a", 0, 599, opening=True)
+    watched.heard("a", 0, 601)
+    watched.finished(0.01)
+    watched.heard("a", 0, 599, opening=True)
+    assert watched.ended == []
+    for address in "abc":
+        error = pytest.raises(ClusterError) if address == "c" else nullcontext()
+        with error as caught:
+            watched.heard(address, ord(address), 601, opening=True)
+    assert watched.ended == ["a", "b", "c"]
+    assert str(caught.value).startswith("the opening hung on 3 workers of the cluster of the test, one after another")
+    assert caplog.messages[0] == "worker a is ended: the opening of in.npy was in one stage for more than 600 s"
 
 
 def test_the_silence_of_a_worker_counts_as_its_chunks_time(watched):
@@ -318,7 +336,7 @@ def test_a_worker_tells_the_chunk_that_it_has_in_hand(tmp_path, monkeypatch):
     told = {}
 
     def note(step):
-        return lambda *_: told.update({step: segments.in_hand()})
+        return lambda *_: told.update({step: segments.in_hand(), f"{step}, opened": segments.opening()})
 
     monkeypatch.setattr(segments, "refuse_other_input", note("opening"))
     monkeypatch.setattr(segments, "REPORT_S", 0.0)
@@ -329,7 +347,9 @@ def test_a_worker_tells_the_chunk_that_it_has_in_hand(tmp_path, monkeypatch):
     run_segment(cluster_job, Segment(chunks=(4, 5)), note("writing"))
     segments.close_job("job")
     job.output.discard()
-    assert segments.in_hand() == {}
+    assert segments.in_hand() == segments.opening() == {}
+    assert 0 <= told["opening, opened"]["job"] < WAIT_S
+    assert told["writing, opened"] == {}
     [(chunk, seconds)] = told["opening"].values()
     assert chunk == 4
     assert 0 <= seconds < WAIT_S

@@ -299,8 +299,10 @@ def test_resolution_and_colour_space_are_carried_over(tmp_path: Path) -> None:
         (b"cLLI", struct.pack(">II", 10_000_000, 2_000_000)),
         (b"pHYs", struct.pack(">IIB", 2835, 2836, 1)),
         (b"eXIf", b"II*\0\x08\0\0\0\x01\0\x12\x01\x03\0\x01\0\0\0\x06\0\0\0\0\0\0\0"),  # orientation 6
+        (b"tEXt", b"Comment\0of the scene"),
+        (b"iTXt", b"XML:com.adobe.xmp\0\0\0de\0\0<x:xmpmeta/>"),
     ]
-    between = b"".join(chunk(kind, data) for kind, data in (*kept, (b"tEXt", b"Comment\0not carried")))
+    between = b"".join(chunk(kind, data) for kind, data in (*kept, (b"tEXt", b"Software\0a camera")))
     (tmp_path / "a.png").write_bytes(png_of(width=1, height=1, depth=8, colour=0, raw=b"\0\x07", between=between))
     with FORM.open(tmp_path / "a.png") as reader:
         header = reader.header
@@ -309,6 +311,22 @@ def test_resolution_and_colour_space_are_carried_over(tmp_path: Path) -> None:
     assert found[1 : 1 + len(kept)] == kept
     kinds = [kind for kind, _ in found]
     assert (kinds[0], {*kinds[1 + len(kept) : -1]}, kinds[-1]) == (b"IHDR", {b"IDAT"}, b"IEND")
+
+
+def test_texts_are_read_wherever_they_are_and_damaged_ones_left_out(tmp_path: Path) -> None:
+    bomb = b"\0\0" + zlib.compress(bytes(5 << 20))
+    before = chunk(b"zTXt", b"Comment\0\0" + zlib.compress("63×".encode("latin-1")))
+    after = [
+        (b"iTXt", b"Title\0\x01\0\0\0" + zlib.compress("Лист 7".encode())), (b"tEXt", b"Creation Time\0yesterday"),
+        (b"iTXt", b"Author\0\0\0\0\0\xff"), (b"zTXt", b"Source" + bomb), (b"zTXt", b"Warning\0\0cut"), (b"tEXt", b""),
+    ]  # fmt: skip
+    whole = png_of(width=1, height=1, depth=8, colour=0, raw=b"\0\x07", between=before)
+    end = whole.index(b"IEND") - 4
+    (tmp_path / "a.png").write_bytes(whole[:end] + b"".join(chunk(*each) for each in after) + whole[end:])
+    with FORM.open(tmp_path / "a.png") as reader:
+        notes = reader.header.notes
+    assert (notes.name, notes.description, notes.acquired, notes.tags) == ("Лист 7", "63×", None, {})
+    assert notes.png_alone == ("Creation Time", "")
 
 
 def test_a_real_16_bit_photograph(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import random
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,11 +20,14 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from zarr.codecs import BloscCodec, GzipCodec, ZstdCodec
 
+from pipeline.codecs.chunk_codec import ChunkCodec
 from pipeline.errors import InputError, OutputError
-from pipeline.formats.image.base import ImageHeader, Region
+from pipeline.formats.image.base import ImageHeader, Region, Storage
 from pipeline.formats.image.metadata import Calibration, Step
 from pipeline.formats.image.zarr import Zarr
+from pipeline.formats.image.zarr import writer as zarr_writer
 from pipeline.storage import partial
+from pipeline.storage.partial import Opening
 from tests.pipeline.formats.image.contract import (
     DTYPES,
     QUICK,
@@ -485,6 +489,7 @@ def test_two_processes_write_to_the_same_chunk(tmp_path: Path) -> None:
         "print(flush=True); input()\n"
         "for row in range(1, 128, 2):\n"
         "    writer.write(Region((row, 0), (row + 1, 200)), array[row : row + 1])\n"
+        "    writer.flush()\n"
     )
     writer = FORMAT.create(tmp_path / "a.zarr", header)
     command = [sys.executable, "-c", script, str(tmp_path / "array.npy"), str(tmp_path / "a.zarr")]
@@ -496,9 +501,62 @@ def test_two_processes_write_to_the_same_chunk(tmp_path: Path) -> None:
         other.stdin.flush()
         for row in range(0, 128, 2):
             writer.write(Region((row, 0), (row + 1, 200)), array[row : row + 1])
+            writer.flush()
     assert other.returncode == 0
     writer.publish()
     assert_same_bits(read_whole(FORMAT, tmp_path / "a.zarr"), array)
+
+
+@pytest.mark.parametrize("shards", [None, (64, 64)])
+def test_parts_of_a_file_are_encoded_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shards: tuple[int, ...] | None
+) -> None:
+    header = ImageHeader(shape=(130, 200), axes="YX", dtype=np.dtype("uint16"))
+    array, encoded = samples(header), Counter[tuple[int, ...]]()
+    encode = ChunkCodec.encode
+
+    def counted(self: ChunkCodec, chunk: Any) -> Any:
+        encoded[chunk.shape] += 1
+        return encode(self, chunk)
+
+    monkeypatch.setattr(ChunkCodec, "encode", counted)
+    writer = Zarr(Storage(chunks=(32,), shards=shards)).create(tmp_path / "a.zarr", header)
+    rows = [Region((row, 0), (min(row + 13, 130), 200)) for row in range(0, 130, 13)]
+    for band in rows:
+        writer.write(band, array[band.slices])
+    assert encoded[32, 32] == 5 * 7
+    writer.publish()
+    assert encoded[32, 32] == 5 * 7
+    assert_same_bits(read_whole(FORMAT, tmp_path / "a.zarr"), array)
+
+
+@pytest.mark.parametrize("held_bytes", [0, 1 << 12, 1 << 30])
+@pytest.mark.parametrize("when", ["flush", "resume", "cut anew"])
+def test_parts_that_are_held_are_never_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, held_bytes: int, when: str
+) -> None:
+    monkeypatch.setattr(zarr_writer, "_HELD_BYTES", held_bytes)
+    header = ImageHeader(shape=(128, 200), axes="YX", dtype=np.dtype("uint16"))
+    array, path, form = samples(header), tmp_path / "a.zarr", Zarr(Storage(chunks=(32,)))
+    writer = form.create(path, header)
+    for number, row in enumerate(range(0, 128, 8)):
+        if number == 5 and when == "flush":
+            writer.flush()
+            joined = form.create(path, header, Opening.JOIN)  # it finds on disk what the ledger may name
+            joined.write(Region((0, 0), (1, 200)), array[:1])
+            joined.flush()
+            joined.keep()
+        if number == 5 and when == "resume":
+            writer.keep()
+            writer = form.create(path, header, Opening.RESUME)
+        if number == 5 and when == "cut anew":  # other parts of the same rows
+            for first in range(0, 40, 5):
+                writer.write(
+                    Region((first, 3), (first + 5, 150)), np.ascontiguousarray(array[first : first + 5, 3:150])
+                )
+        writer.write(Region((row, 0), (row + 8, 200)), array[row : row + 8])
+    writer.publish()
+    assert_same_bits(read_whole(FORMAT, path), array)
 
 
 def test_a_pyramid_of_others_is_not_replaced(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import imagecodecs
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from pipeline.errors import InputError, ParameterError
 from pipeline.formats import image as images
 from pipeline.formats.image.base import ImageHeader, Region, Storage
+from pipeline.formats.image.metadata import Calibration, Channel, Step
 from pipeline.formats.image.tiff.reader import TiffReader
 from pipeline.formats.image.zarr.reader import ZarrReader
 from pipeline.formats.slices import Cut, describe, draw, drawing
@@ -273,3 +275,71 @@ def test_a_description(tmp_path):
     (tmp_path / "c.txt").write_text("text")
     with pytest.raises(InputError, match="unsupported image format"):
         describe(tmp_path / "c.txt")
+
+
+# Channels together
+
+COLOURS = ("0000FF", "FF8000", "00FFFF")
+RGB = np.array([[0, 0, 255], [255, 128, 0], [0, 255, 255]], np.longdouble)
+
+
+@pytest.fixture
+def stained(tmp_path):
+    """Three channels of two planes, and their file."""
+    samples = (RANDOM.random((3, 2, 61, 43)) * 1000).astype(np.uint16)
+    channels = tuple(Channel(f"stain {number}", colour) for number, colour in enumerate(COLOURS))
+    steps = {"Z": Step(2.0), "Y": Step(0.5, "micrometer"), "X": Step(0.5, "micrometer")}
+    calibration = Calibration(steps, channels=channels)
+    return samples, write_image(tmp_path / "a.ome.tif", samples, "CZYX", calibration=calibration)
+
+
+def assert_composed(picture, planes, limits):
+    shades = [np.rint(shades_of(plane, *pair)) for plane, pair in zip(planes, limits, strict=True)]
+    expected = np.clip(sum(shade[..., None] / 255 * colour for shade, colour in zip(shades, RGB, strict=True)), 0, 255)
+    # A mean next to the middle of two shades may be rounded to either, in each channel.
+    np.testing.assert_allclose(imagecodecs.png_decode(picture.png), expected, rtol=0, atol=3.51)
+
+
+def test_a_composite_is_the_sum_of_the_channels_in_their_colours(stained):
+    samples, path = stained
+    assert describe(path).colours == COLOURS
+    limits = ((0.0, 900.0), (100.0, 500.0), (300.0, 301.0))
+    for size, rows, columns in ((1024, None, None), (20, None, None), (9, (13, 60), (2, 43))):
+        (top, bottom), (left, right) = rows or (0, 61), columns or (0, 43)
+        step = max(-(-(bottom - top) // size), -(-(right - left) // size))
+        planes = [boxes(channel[1, top:bottom, left:right], step) for channel in samples]
+        asked = Cut(composite=True, at={"Z": 1}, size=size, rows=rows, columns=columns)
+        picture = draw(path, replace(asked, limits=limits))
+        assert picture.limits == limits
+        assert_composed(picture, planes, limits)
+        picture = draw(path, replace(asked, low=10.0, high=700.0))
+        assert_composed(picture, planes, [(10, 700)] * 3)
+        picture = draw(path, asked)
+        alone = [draw(path, replace(asked, composite=False, at={"C": number, "Z": 1})) for number in range(3)]
+        assert picture.limits == tuple(each.limits[0] for each in alone)
+        assert_composed(picture, planes, picture.limits)
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"plane": "CX"}, "composite: there are no channels beside the plane CX"),
+        ({"limits": ((0.0, 1.0),)}, "limits: name low and high of each of the 3 channels"),
+    ],
+)
+def test_a_composite_needs_channels_and_as_many_limits(stained, asked, said):
+    with pytest.raises(ParameterError, match=f"^{said}$"):
+        draw(stained[1], Cut(composite=True, **asked))
+
+
+@pytest.mark.parametrize("axes", ["ZYX", "YXS", "CYX"])
+def test_gray_images_and_those_in_colour_have_no_composite(tmp_path, axes):
+    shape = {"ZYX": (3, 5, 7), "YXS": (5, 7, 3), "CYX": (1, 5, 7)}[axes]
+    path = write_image(tmp_path / "a.ome.tif", np.zeros(shape, np.uint8), axes)
+    assert describe(path).colours == ()
+    with pytest.raises(ParameterError, match=r"^composite: there are no channels beside the plane YX$"):
+        draw(path, Cut(composite=True))
+
+
+def test_steps_are_said_as_people_write_them(stained):
+    assert describe(stained[1]).steps == {"Z": "2", "Y": "0.5 µm", "X": "0.5 µm"}

@@ -493,6 +493,82 @@ def test_a_job_that_is_planned_slowly_runs_once_there_is_a_place_again(tmp_path,
     assert run.started > before, "the wait is not its time"
 
 
+@pytest.fixture
+def impatient(monkeypatch):
+    """Steps after planning may stand still for half a second; failures are tried again at once."""
+    monkeypatch.setattr("pipeline.service.running.run.IDLE_STEP_S", 0.5)
+    monkeypatch.setattr("pipeline.service.running.runner.FIRST_PAUSE_S", 0.01)
+
+
+def test_a_step_after_planning_that_hangs_is_tried_again_and_keeps_the_chunks(tmp_path, store, start, slow, impatient):
+    """Here the audit, as if the output's file system did not answer."""
+    image(tmp_path / "in.npy")
+    job, resumed = submit(store, tmp_path), []
+
+    def stream(planned, plan, ledger, events):
+        resumed.append(len(plan.chunks) < len(planned.plan.chunks))
+        record = in_segments(planned, plan, ledger, events)
+        os.kill(pid(runner._runs[job]._lease), signal.SIGSTOP)
+        return record
+
+    runner = start(processes=slow, stream=stream)
+    found = wait(store, job)
+    # The second run has nothing to stream.
+    assert (found.state, found.attempts, resumed) == (State.SUCCEEDED, 2, [False])
+    lines = [event.message for event in store.events(job)]
+    hung = [line for line in lines if "opening, checking or publishing it takes more than" in line]
+    assert len(hung) == 1
+    assert f"{tmp_path / 'out.npy'}: " in hung[0]
+    assert "\n" not in hung[0]
+
+
+def test_a_step_that_computes_is_not_idle_but_may_not_take_for_ever(tmp_path, processes):
+    class Stop(Exception):
+        pass
+
+    seen = []
+
+    def check(took_s, idle_s):
+        seen.append((took_s, idle_s))
+        if took_s > 1.5:
+            raise Stop
+
+    lease = processes.lease(nothing)
+    lease.settle(check)
+    with pytest.raises(Stop):
+        lease.call(re.fullmatch, "(a+)+b", "a" * 60, most_bytes=1 << 20)
+    assert not Path(f"/proc/{pid(lease)}").exists()
+    assert len(seen) > 3
+    assert all(idle_s <= took_s for took_s, idle_s in seen)
+    assert min(idle_s for _, idle_s in seen[1:]) == 0.0
+    lease.release()
+
+
+def test_previews_are_drawn_in_the_jobs_process_and_cost_no_job(tmp_path, store, start, slow, impatient):
+    image(tmp_path / "in.npy")
+    drawn, hung = submit(store, tmp_path), submit(store, tmp_path, "hung.npy")
+    told = slow.lease
+
+    def lease(check):
+        made = told(check)
+        call = made.call
+
+        def stopped_first(function, path, *arguments, **how):
+            if path.name == "hung.npy":
+                os.kill(pid(made), signal.SIGSTOP)
+            return call(function, path, *arguments, **how)
+
+        made.call = stopped_first
+        return made
+
+    slow.lease = lease
+    start(processes=slow, stream=in_segments, previews=tmp_path)
+    assert [wait(store, job).state for job in (drawn, hung)] == [State.SUCCEEDED] * 2
+    until(lambda: any(event.message.startswith("no preview: ") for event in store.events(hung)))
+    assert (tmp_path / f"{drawn}.png").is_file()
+    assert not (tmp_path / f"{hung}.png").exists()
+
+
 def test_two_threads_may_end_a_process_while_a_third_waits_for_its_answer(monkeypatch):
     start_fork_server()
     process = job_process._Process(LIMIT_BYTES)

@@ -397,13 +397,14 @@ def test_a_job_beyond_its_memory_is_not_tried_again(service, streams, error, lim
 
 def test_a_limit_on_memory_bounds_the_ring(service, streams, data, monkeypatch):
     monkeypatch.setattr(streams.device, "target_bytes", lambda job_bytes: 1 << 40)
-    big, asked = [], run.run_options
-    monkeypatch.setattr(run, "run_options", lambda *given: big.append(asked(*given)) or big[-1])
-    service.runner(memory_bytes=4 << 30, jobs_at_once=2)
+    big, asked = [], run.Run.options.fget
+    monkeypatch.setattr(run.Run, "options", property(lambda each: big.append(asked(each)) or big[-1]))
+    service.runner(memory_bytes=4 << 30, jobs_at_once=2, planning_s=700.0)
     for limit, ring in ((None, 2 << 30), (1 << 30, 1 << 29), (16 << 30, 2 << 30)):
         done = service.wait(service.submit(f"{limit}.npy", limits=JobLimits(memory_bytes=limit, gpus=1)))
         assert done.job.state is State.SUCCEEDED
-        assert (big[-1].memory_bytes, big[-1].bounds.memory_bytes, big[-1].bounds.workers) == (ring, limit, 1)
+        bounds = big[-1].bounds
+        assert (big[-1].memory_bytes, bounds.memory_bytes, bounds.workers, bounds.opening_s) == (ring, limit, 1, 700.0)
 
 
 def test_a_job_that_crowds_another_goes_on_once_that_has_ended(service, streams, data):

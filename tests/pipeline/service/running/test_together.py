@@ -26,6 +26,7 @@ from pipeline.service.running.together import FIRST_COMPANY, Sizes, draw_late_pr
 from pipeline.service.store import Cap, NewJob, Store
 from pipeline.storage.confinement import confine
 from tests.images import names_in, read_image, version, write_image
+from tests.pipeline.service.calls import Processes
 
 WAIT_S = 60.0
 SHAPE = (31, 29)
@@ -358,13 +359,13 @@ def test_previews_are_drawn_when_they_are_asked_for(service, tmp_path):
     service.start()
     one, other = service.wait(jobs)
     output, picture = Path(one.asked.output), tmp_path / "one.png"
-    draw_late_preview(one, output, picture)
+    draw_late_preview(one, output, picture, Processes(), None)
     assert read_image(picture).shape == SHAPE
     drawn = version(picture)
-    draw_late_preview(one, output, picture)
+    draw_late_preview(one, output, picture, Processes(), None)
     assert version(picture) == drawn
     os.utime(other.asked.output, (time.time() + 60, time.time() + 60))  # as if written by another program
-    draw_late_preview(other, Path(other.asked.output), tmp_path / "other.png")
+    draw_late_preview(other, Path(other.asked.output), tmp_path / "other.png", Processes(), None)
     assert not (tmp_path / "other.png").exists()
 
 

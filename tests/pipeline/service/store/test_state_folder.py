@@ -8,6 +8,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+import time
 from contextlib import closing
 
 import pytest
@@ -258,8 +259,29 @@ def test_a_server_that_ended_as_memory_ran_out_crashed(tmp_path, monkeypatch, be
     monkeypatch.setattr(state_folder, "_memory_kills", lambda: now)
     with noting_crashes(tmp_path) as found:
         assert found == crash
-        assert (tmp_path / CRASH).read_text() == f"{now}\n"
+        assert (tmp_path / CRASH).read_text().rstrip() == now
     assert names_in(tmp_path) == []
+
+
+def test_a_server_is_not_blamed_for_what_the_system_killed_long_before_its_end(tmp_path, monkeypatch):
+    """Else every kill from outside would count against its jobs once memory had run out somewhere."""
+    monkeypatch.setattr(state_folder, "NOTE_S", 0.01)
+    kills = ["boot 3"]
+    monkeypatch.setattr(state_folder, "_memory_kills", lambda: kills[-1])
+    with noting_crashes(tmp_path):
+        kills.append("boot 14")
+        end = time.monotonic() + 60
+        while not (tmp_path / CRASH).read_text().startswith("boot 14 "):
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        text = (tmp_path / CRASH).read_text()
+    (tmp_path / CRASH).write_text(text)  # as a kill leaves it
+    with noting_crashes(tmp_path) as found:
+        assert found is None
+    (tmp_path / CRASH).write_text(text)
+    kills.append("boot 15")
+    with noting_crashes(tmp_path) as found:
+        assert found == "out of memory"
 
 
 def test_the_system_counts_what_it_kills_for_memory():

@@ -11,6 +11,7 @@ import pytest
 from pipeline.client import Client
 from pipeline.formats import image as images
 from pipeline.formats.image.base import ImageHeader, Region, Storage
+from pipeline.formats.image.metadata import Calibration, Channel
 from tests.images import read_image, write_image
 from tests.pipeline.service.live import WAIT_S, live_service
 from tests.pipeline.service.web.browsing import NEEDS_CHROMIUM, PHONE, page_of, playwright, shows
@@ -113,6 +114,46 @@ def test_a_result_beside_its_input(browser, service):
         page.reload()
         settled(page)
         assert page.input_value("[name=plane]") == "ZX", "the address keeps it"
+
+
+def test_channels_are_shown_together_in_their_colours(browser, service):
+    url, data = service
+    colours = np.array([[0, 0, 255], [255, 128, 0]])
+    channels = tuple(
+        Channel(f"stain {n}", "".join(f"{each:02X}" for each in colour)) for n, colour in enumerate(colours)
+    )
+    write_image(
+        data / "c.ome.tif", VOLUME[:4].reshape(2, 2, 64, 96), "CZYX", calibration=Calibration(channels=channels)
+    )
+
+    def assert_composed(page, limits):
+        for row, column in ((1, 1), (3, 5), (6, 10)):
+            values = [float(BOXES[2 * channel + 1, row, column]) for channel in range(2)]
+            shares = [
+                np.clip((value - low) / (high - low), 0, 1) for value, (low, high) in zip(values, limits, strict=True)
+            ]
+            found = page.locator("canvas").evaluate(SHADE, [(row + 0.5) / 8, (column + 0.5) / 12])
+            assert found[:3] == pytest.approx(np.clip(shares @ colours, 0, 255), abs=3)
+
+    with page_of(browser, url) as page:
+        opened(page, "c.ome.tif")
+        page.check("[name=composite]")
+        until(page, "seen[0].whole.limits.includes(',')")
+        playwright.expect(page.locator("[data-axis=C]")).to_be_hidden()
+        assert page.locator(".channel").all_inner_texts()[0].startswith("stain 0 ")
+        ends = [(float(each.min()), float(each.max())) for each in (BOXES[1], BOXES[3])]
+        assert page.evaluate("seen[0].whole.limits") == ",".join(f"{low}:{high}" for low, high in ends)
+        assert_composed(page, ends)
+        page.reload()
+        settled(page)
+        assert page.is_checked("[name=composite]"), "the address keeps it"
+        page.fill("[name=low]", "1000")
+        page.fill("[name=high]", "2000")
+        page.keyboard.press("Enter")
+        until(page, "seen[0].whole.low === 1000 && seen[0].whole.high === 2000")
+        assert_composed(page, [(1000, 2000)] * 2)
+        parts = page.evaluate("seen[0].contrast(seen[0].whole)")
+        assert parts == {"limits": "1000.0:2000.0,1000.0:2000.0"}, "of parts, as of the whole plane"
 
 
 def test_mouse_and_keys_move_all_pictures_alike(browser, service):

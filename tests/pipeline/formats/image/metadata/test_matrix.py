@@ -8,6 +8,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from datetime import datetime
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,12 @@ import rasterio
 import tifffile
 import zarr
 from ome_zarr_models.common.omero import Omero
-from PIL import Image, ImageCms
+from PIL import Image, ImageCms, PngImagePlugin
 from rasterio.transform import from_origin
 
 from pipeline.formats import image as images
 from pipeline.formats.image.base import Region
+from pipeline.formats.image.metadata import imagej
 from pipeline.workloads.common.crop import RegionParameters
 from tests.images import read_image
 
@@ -52,6 +54,16 @@ TEXT = "Leaf, 63×; section 7\nfixed < 2 h & stained"
 PROFILE = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
 TAGS = {315: "A. Person", 33432: "CC0"}
 OME = "Instrument, ObjectiveSettings, Plane, EmissionWavelength of the OME-XML"
+MARKS = "ROI, Overlays, Properties of ImageJ"
+PNG_TEXTS = {
+    "Title": "Leaf 7", "Description": "Leaf, 63×; section 7\nfixed < 2 h & stained", "Author": "A. Person",
+    "Copyright": "CC0", "Creation Time": "Thu, 29 Feb 2024 13:07:11", "Comment": "seen twice", "Warning": "stained",
+    "Software": "a camera",
+}  # fmt: skip
+IMAGEJ_MARKS = {"ROI": b"Iout selection", "Overlays": [b"Iout one", b"Iout two"], "Properties": {"stain": "H&E"}}
+RANGES = ((10.0, 900.5), (0.0, 40_000.0), (7.0, 8.0))
+TITLE = "Leaf 7"
+XMP = "<x:xmpmeta xmlns:x='adobe:ns:meta/'><!-- 63× --></x:xmpmeta>".encode()
 
 Fields = dict[str, Any]
 Told = tuple[np.ndarray, Fields]  # the samples in the order T, C, Z, Y, X, S of the axes, and the fields
@@ -101,7 +113,7 @@ def by_ome(path: Path, axes: str) -> Fields:
     )  # fmt: skip
     objective = ome.Objective(id="Objective:1", lens_na=1.4, nominal_magnification=63)
     image = ome.Image(
-        id="Image:0", name="Leaf 7", pixels=pixels, description=TEXT, acquisition_date=DATE,
+        id="Image:0", name=TITLE, pixels=pixels, description=TEXT, acquisition_date=DATE,
         objective_settings=ome.ObjectiveSettings(id="Objective:1", refractive_index=1.515),
         instrument_ref=ome.InstrumentRef(id="Instrument:0"),
     )  # fmt: skip
@@ -113,22 +125,31 @@ def by_ome(path: Path, axes: str) -> Fields:
     )  # fmt: skip
     wavelengths = tuple(450.0 + n for n in range(len(channels)))
     return sized(axes) | {
-        "description": TEXT, "acquisition date": DATE, "Artist, Copyright": TAGS,
-        OME: ("Leaf 7", 1.4, 63.0, 1.515, wavelengths, [(*divmod(n, counts["Z"]), 4.5) for n in range(len(planes))]),
+        "image name": TITLE, "description": TEXT, "acquisition date": DATE, "Artist, Copyright": TAGS,
+        OME: (1.4, 63.0, 1.515, wavelengths, [(*divmod(n, counts["Z"]), 4.5) for n in range(len(planes))]),
     }  # fmt: skip
 
 
 def by_imagej(path: Path, axes: str) -> Fields:
     tables = [np.outer(list(bytes.fromhex(each)), np.arange(256) / 255).round().astype(np.uint8) for each in COLOURS]
     known: dict[str, Any] = {"unit": "micron", "spacing": STEPS["Z"], "finterval": INTERVAL_S, "Info": TEXT}
+    known |= IMAGEJ_MARKS
+    labels: tuple[str, ...] = ()
     if "C" in axes:
         known |= {"LUTs": tables, "Labels": NAMES * (SIZES["T"] * SIZES["Z"] if "T" in axes else 1)}
+        known |= {"Ranges": [end for ends in RANGES for end in ends]}
+    elif "S" not in axes:
+        known |= {"min": RANGES[0][0], "max": RANGES[0][1]}
+        labels = tuple(f"slice {n}" for n in range(SIZES["Z"])) if "Z" in axes else ()
+        known |= {"Labels": labels} if labels else {}
     pages = "".join(letter for letter in "TZC" if letter in axes) + axes[axes.index("Y") :]
     tifffile.imwrite(
         path, samples_of(axes).transpose([axes.index(letter) for letter in pages]), imagej=True,
         resolution=(1 / STEPS["X"], 1 / STEPS["Y"]), byteorder=">", metadata={"axes": pages, **known},
     )  # fmt: skip
-    return sized(axes) | {"description": TEXT}
+    shown = list(RANGES if "C" in axes else RANGES[:1])
+    found = sized(axes) | {"description": TEXT, MARKS: IMAGEJ_MARKS, "display settings": shown}
+    return found | ({"labels of planes": labels} if labels else {})
 
 
 def by_zarr(path: Path, axes: str, version: str) -> Fields:
@@ -142,7 +163,7 @@ def by_zarr(path: Path, axes: str, version: str) -> Fields:
         {"type": "scale", "scale": [steps.get(letter, 1.0) for letter in axes]},
         {"type": "translation", "translation": [first.get(letter, 0.0) for letter in axes]},
     ]
-    image: Any = {"axes": stated, "datasets": [{"path": "s0", "coordinateTransformations": placed}]}
+    image: Any = {"name": TITLE, "axes": stated, "datasets": [{"path": "s0", "coordinateTransformations": placed}]}
     window = {"min": 0, "max": 65535, "start": 10, "end": 900}
     omero = {"channels": [{"label": n, "color": c, "window": window} for n, c in zip(NAMES, COLOURS, strict=True)]}
     attributes: dict[str, Any] = {"multiscales": [image]} | ({"omero": omero} if "C" in axes else {})
@@ -155,14 +176,15 @@ def by_zarr(path: Path, axes: str, version: str) -> Fields:
     group.create_array("s0", shape=samples.shape, chunks=(*(1,) * (len(axes) - 2), 13, 17), dtype="uint16")[...] = (
         samples
     )
-    display = {"display settings": [window] * 3} if "C" in axes else {}
-    return sized(axes) | {"position": [first[letter] * 1e-6 for letter in "YX"]} | display
+    display = {"display settings": [(10, 900)] * 3} if "C" in axes else {}
+    return sized(axes) | {"image name": TITLE, "position": [first[letter] * 1e-6 for letter in "YX"]} | display
 
 
 def by_plain_tiff(path: Path, axes: str) -> Fields:
     with tifffile.TiffWriter(path) as file:
         for n, plane in enumerate(samples_of(axes) if "Z" in axes else [samples_of(axes)]):
             extra: list[Any] = [(tag, 2, 0, text, True) for tag, text in TAGS.items()] if n == 0 else []
+            extra += [(700, 1, len(XMP), XMP, True)] if n == 0 else []
             file.write(
                 plane, photometric="rgb" if "S" in axes else "minisblack", metadata=None, contiguous=False,
                 resolution=(300, 150), resolutionunit="INCH", iccprofile=PROFILE, datetime=DATE,
@@ -170,7 +192,7 @@ def by_plain_tiff(path: Path, axes: str) -> Fields:
             )  # fmt: skip
     return {
         "pixel size": [0.0254 / 150, 0.0254 / 300], "description": TEXT, "acquisition date": DATE,
-        "Artist, Copyright": TAGS, "colour profile": PROFILE, "orientation": 3,
+        "Artist, Copyright": TAGS, "colour profile": PROFILE, "orientation": 3, "XMP": XMP,
     }  # fmt: skip
 
 
@@ -200,8 +222,15 @@ def by_rasterio(path: Path, axes: str) -> Fields:
 
 
 def by_pillow(path: Path, axes: str) -> Fields:
-    Image.fromarray(samples_of(axes)).save(path, dpi=(300, 150), icc_profile=PROFILE)
-    return {"pixel size": [0.0254 / 150, 0.0254 / 300], "colour profile": PROFILE}
+    texts = PngImagePlugin.PngInfo()
+    for keyword, text in PNG_TEXTS.items():
+        texts.add_itxt(keyword, text) if "\n" in text else texts.add_text(keyword, text, zip="Comment" in keyword)
+    Image.fromarray(samples_of(axes)).save(path, dpi=(300, 150), icc_profile=PROFILE, pnginfo=texts)
+    return {
+        "pixel size": [0.0254 / 150, 0.0254 / 300], "colour profile": PROFILE, "image name": TITLE,
+        "description": TEXT, "acquisition date": DATE, "Artist, Copyright": TAGS,
+        "Comment, Warning of the PNG": ("seen twice", "stained"),
+    }  # fmt: skip
 
 
 INPUTS: dict[str, tuple[Callable[[Path, str], Fields], list[str]]] = {
@@ -217,6 +246,11 @@ INPUTS: dict[str, tuple[Callable[[Path, str], Fields], list[str]]] = {
 
 
 # Outputs, each read by another library.
+
+
+def becomes_ome(output: str, source: str, axes: str) -> bool:
+    more = source == "in.ome.tif" or ("Z" in axes and source == "v05.zarr")
+    return output.endswith(".ome.tif") or more or (source != "imagej.tif" and bool({"T", "C"} & set(axes)))
 
 
 def told_by_tiff(path: Path, source: str, axes: str) -> Told:
@@ -238,12 +272,12 @@ def told_by_tiff(path: Path, source: str, axes: str) -> Told:
         fields["acquisition date"] = datetime.strptime(tags[306], "%Y:%m:%d %H:%M:%S")
     fields |= {"Artist, Copyright": {tag: tags[tag] for tag in TAGS if tag in tags}} if TAGS.keys() & tags else {}
     fields |= {"colour profile": tags[34675]} if 34675 in tags else {}
+    fields |= {"XMP": tags[700]} if 700 in tags else {}
     fields |= {"orientation": tags[274]} if tags.get(274, 1) != 1 else {}
     if 34735 in tags:
         with rasterio.open(path) as raster:
             fields |= {"georeference": (raster.transform, str(raster.crs)), "nodata value": raster.nodata}
-    assert is_ome == (path.name.endswith(".ome.tif") or (source != "imagej.tif" and bool({"T", "C"} & set(axes))) or
-                      source == "in.ome.tif" or ("Z" in axes and source == "v05.zarr"))  # fmt: skip
+    assert is_ome == becomes_ome(path.name, source, axes)
     if is_ome:
         fields |= told_by_ome_types(path, fields)
     elif imagej is not None:
@@ -286,8 +320,8 @@ def told_by_ome_types(path: Path, of_tags: Fields) -> Fields:
         assert all(each.delta_t == 10 * each.the_t + each.the_z for each in pixels.planes)
         wavelengths = tuple(channel.emission_wavelength for channel in pixels.channels)
         lens = objective.lens_na, objective.nominal_magnification, setting.refractive_index
-        fields[OME] = (image.name, *lens, wavelengths, planes)
-    return fields
+        fields[OME] = (*lens, wavelengths, planes)
+    return fields | ({} if image.name == "out" else {"image name": image.name})
 
 
 def told_by_imagej_description(said: Fields, tags: dict[int, Any]) -> Fields:
@@ -300,10 +334,15 @@ def told_by_imagej_description(said: Fields, tags: dict[int, Any]) -> Fields:
     if "LUTs" in said:
         assert said["mode"] == "composite"
         fields["channel colours"] = tuple("".join(f"{part:02X}" for part in table[:, 255]) for table in said["LUTs"])
-    if "Labels" in said:
+    if "channels" in said:
         fields["channel names"] = tuple(said["Labels"][:3])
         assert tuple(said["Labels"]) == fields["channel names"] * (len(said["Labels"]) // 3)
-    return fields
+        fields["display settings"] = list(zip(said["Ranges"][::2], said["Ranges"][1::2], strict=True))
+        assert (said["min"], said["max"]) == fields["display settings"][0]
+    else:
+        fields |= {"labels of planes": tuple(said["Labels"])} if "Labels" in said else {}
+        fields["display settings"] = [(said["min"], said["max"])]
+    return fields | {MARKS: {key: said[key] for key in IMAGEJ_MARKS}}
 
 
 def told_by_zarr(path: Path, source: str, axes: str) -> Told:
@@ -328,10 +367,13 @@ def told_by_zarr(path: Path, source: str, axes: str) -> Told:
     omero = group.attrs["ome"].get("omero")
     if omero is not None:
         described = Omero.model_validate(omero).channels
-        fields["channel names"] = tuple(channel.label for channel in described)
-        fields["channel colours"] = tuple(channel.color for channel in described)
-        if source.endswith(".zarr"):
-            fields["display settings"] = [channel.window.model_dump() for channel in described]
+        if "C" in axes:
+            fields["channel names"] = tuple(channel.label for channel in described)
+            fields["channel colours"] = tuple(channel.color for channel in described)
+        if source.endswith((".zarr", "imagej.tif")):
+            fields["display settings"] = [(channel.window.start, channel.window.end) for channel in described]
+            assert all((channel.window.min, channel.window.max) == (0, 65535) for channel in described)
+    fields |= {} if image.name == "out" else {"image name": image.name}
     return (np.moveaxis(samples, 0, -1) if "S" in axes else samples), fields
 
 
@@ -340,19 +382,33 @@ def told_by_pillow(path: Path, source: str, axes: str) -> Told:
         fields = {"colour profile": file.info["icc_profile"]} if "icc_profile" in file.info else {}
         if "dpi" in file.info:
             fields["pixel size"] = [0.0254 / each for each in reversed(file.info["dpi"])]
+        texts = file.text  # type: ignore[attr-defined]
+        assert "Software" not in texts
+        fields |= {"image name": texts["Title"]} if "Title" in texts else {}
+        fields |= {"description": texts["Description"]} if "Description" in texts else {}
+        if "Author" in texts:
+            fields["Artist, Copyright"] = {315: texts["Author"], 33432: texts["Copyright"]}
+        if "Creation Time" in texts:
+            stated = texts["Creation Time"]
+            is_iso = "T" in stated[1:]
+            fields["acquisition date"] = datetime.fromisoformat(stated) if is_iso else parsedate_to_datetime(stated)
+        fields |= {"XMP": texts["XML:com.adobe.xmp"].encode()} if "XML:com.adobe.xmp" in texts else {}
+        if "Comment" in texts:
+            fields["Comment, Warning of the PNG"] = texts["Comment"], texts["Warning"]
         return np.array(file), fields
 
 
+_OF_TIFF = {"Artist, Copyright", "georeference", "nodata value", "orientation", OME, MARKS, "labels of planes"}
+_TEXTS = {"XMP", "description", "acquisition date", "colour profile", "Comment, Warning of the PNG"}
 OUTPUTS: dict[str, tuple[Any, set[str]]] = {
-    "out.ome.tif": (told_by_tiff, {"position", "display settings"}),
-    "out.tif": (told_by_tiff, {"position", "display settings"}),
-    "out.zarr": (told_by_zarr, {"description", "acquisition date", "Artist, Copyright", "georeference", "nodata value",
-                                "colour profile", "orientation", OME}),
-    "out.png": (told_by_pillow, {"description", "acquisition date", "Artist, Copyright", "georeference", "nodata value",
-                                 "position", "orientation", OME}),
-    "out.npy": (lambda path, source, axes: (np.load(path), {}), {"pixel size", "Z step", "time increment", "position",
-                "channel names", "channel colours", "display settings", "description", "acquisition date",
-                "Artist, Copyright", "georeference", "nodata value", "colour profile", "orientation", OME}),
+    "out.ome.tif": (told_by_tiff, {"position", "display settings", MARKS, "labels of planes",
+                                   "Comment, Warning of the PNG"}),
+    "out.tif": (told_by_tiff, {"position", "display settings", "image name", "Comment, Warning of the PNG"}),
+    "out.zarr": (told_by_zarr, _OF_TIFF | _TEXTS),
+    "out.png": (told_by_pillow, (_OF_TIFF | {"position", "display settings"}) - {"Artist, Copyright"}),
+    "out.npy": (lambda path, source, axes: (np.load(path), {}), _OF_TIFF | _TEXTS | {
+                "pixel size", "Z step", "time increment", "position", "channel names", "channel colours",
+                "display settings", "image name"}),
 }  # fmt: skip
 
 
@@ -384,6 +440,9 @@ def test_every_field_is_in_the_result_or_named(tmp_path: Path, source: str, axes
     writer.write(Region.whole(samples.shape), samples)
     writer.publish()
     lost = lost & stated.keys()
+    if output == "out.tif":  # OME-XML holds a name, ImageJ's tags hold what is shown
+        lost = lost - ({"image name"} if becomes_ome(output, source, axes) else set())
+        lost = lost - ({"display settings"} if source == "imagej.tif" else set())
     named = images.not_kept(header, target)
     assert set((named or "").split(", ")) == set(", ".join(lost).split(", "))
     with warnings.catch_warnings():
@@ -442,6 +501,40 @@ def test_a_part_has_the_ome_xml_of_its_channels_and_planes(tmp_path: Path) -> No
     assert made.structured_annotations == whole.structured_annotations
     assert copied(tmp_path / "a.ome.tif", tmp_path / "c.ome.tif") is None
     assert ome_types.from_tiff(tmp_path / "c.ome.tif").rois == whole.rois
+
+
+def test_a_part_of_an_imagej_stack_has_its_labels_and_display_ranges(tmp_path: Path) -> None:
+    labels = [f"t{t} z{z} c{c}" for t in range(2) for z in range(5) for c in range(3)]  # in ImageJ's order
+    known = {"Labels": labels, "Ranges": [end for ends in RANGES for end in ends], **IMAGEJ_MARKS}
+    pages = samples_of("TCZYX").transpose(0, 2, 1, 3, 4)
+    tifffile.imwrite(tmp_path / "a.tif", pages, imagej=True, metadata={"axes": "TZCYX", **known})
+    assert copied(tmp_path / "a.tif", tmp_path / "b.tif", "C=0:3:2,Z=1:3,T=1:2") is None
+    with tifffile.TiffFile(tmp_path / "b.tif") as file:
+        said = file.imagej_metadata
+    assert said["Labels"] == [f"t1 z{z} c{c}" for z in (1, 2) for c in (0, 2)]
+    assert said["Ranges"] == (*RANGES[0], *RANGES[2])
+    assert (said["min"], said["max"], said["Properties"]) == (*RANGES[0], IMAGEJ_MARKS["Properties"])
+    assert not {"ROI", "Overlays"} & said.keys()  # they are at places in the whole image
+    assert "labels of planes" in str(copied(tmp_path / "a.tif", tmp_path / "c.zarr"))
+
+
+@pytest.mark.parametrize("source", ["a.tif", "a.zarr"])
+def test_a_derivative_is_not_shown_as_its_input(tmp_path: Path, source: str) -> None:
+    by_imagej(tmp_path / "a.tif", "CYX")
+    copied(tmp_path / "a.tif", tmp_path / "a.zarr")
+    with images.open_image(tmp_path / source) as reader:
+        header = reader.header.of_other_values(np.dtype(np.float32))
+    assert header.dtype == np.float32
+    assert "display" not in str(images.not_kept(header, tmp_path / "b.npy"))
+    images.create_image(tmp_path / "b.zarr", header).publish()
+    shown = zarr.open_group(str(tmp_path / "b.zarr"), mode="r").attrs["ome"]["omero"]["channels"]
+    assert [each["window"] for each in shown] == [{"min": 0, "max": 1, "start": 0, "end": 1}] * 3
+    assert [each["label"] for each in shown] == list(NAMES)
+
+
+@pytest.mark.parametrize("said", ["min=5\nmax=5\n", "min=nan\nmax=3\n", "min=low\nmax=3\n", "max=3\n"])
+def test_a_display_range_that_shows_nothing_is_left_out(said: str) -> None:
+    assert imagej.display_range(f"ImageJ=1.54\n{said}") == ()
 
 
 def test_ome_xml_of_an_older_schema_is_rewritten_and_the_loss_named(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from starlette.exceptions import HTTPException
 from pipeline.cluster.dask.worker_start import start_fork_server
 from pipeline.formats import image as images
 from pipeline.formats.image.base import ImageHeader, Region, Storage
+from pipeline.formats.image.metadata import Calibration, Channel, Step
 from pipeline.formats.slices import drawing
 from pipeline.service.http import viewing
 from pipeline.service.http.data import images as views
@@ -51,6 +52,7 @@ def test_a_description_and_pictures(world, scan):
     assert found.status_code == 200, found.text
     assert found.json() == {
         "path": str(scan), "plane": "YX", "at": {"Z": 2}, "dtype": "uint16", "samples": 1, "levels": 1, "channels": [],
+        "colours": [],
         "axes": [{"letter": each, "length": n, "step": None} for each, n in zip("ZYX", SAMPLES.shape, strict=True)],
     }  # fmt: skip
     assert_shown(slice_of(client, "scan.tif", at="Z:4", low=100, high=60000), SAMPLES[4], 100, 60000)
@@ -132,7 +134,7 @@ def test_a_link_that_is_put_into_a_zarr_folder_is_not_followed(world, tmp_path):
     )
 
 
-def test_a_picture_is_sent_again_only_once_the_file_has_changed(world, scan):
+def test_a_picture_is_sent_again_only_once_the_file_has_changed(world, scan, monkeypatch):
     client = world.http()
     first = slice_of(client, scan)
     tag = first.headers["etag"]
@@ -155,7 +157,31 @@ def test_a_picture_is_sent_again_only_once_the_file_has_changed(world, scan):
             (world.data / f"b{suffix}").write_bytes(content.encode() if suffix == ".hdr" else content)
         tags.add(slice_of(client, "b.cfl").headers["etag"])
         os.utime(world.data / "b.hdr", (9.0, 9.0 + number))
-    assert len(tags) == 4
+    (world.data / "a.zarr" / "further" / "folder").mkdir(parents=True)
+    for number in range(2):  # a chunk that is written in place
+        (chunk,) = (each for each in (world.data / "a.zarr" / "0" / "c").rglob("*") if each.is_file())
+        os.utime(chunk, (9.0, 9.0 + number))
+        tags.add(slice_of(client, "a.zarr").headers["etag"])
+    assert len(tags) == 6
+    monkeypatch.setattr(views, "_MOST_ENTRIES", 4)
+    assert "etag" not in slice_of(client, "a.zarr").headers
+    assert "etag" in slice_of(client, scan).headers
+
+
+def test_channels_are_shown_together_each_in_its_colour(world):
+    samples = np.random.default_rng(3).integers(0, 200, (2, 20, 30)).astype(np.uint16)
+    channels = (Channel("nuclei", "0000FF"), Channel("membrane", "FF8000"))
+    calibration = Calibration({each: Step(0.5, "micrometer") for each in "YX"}, channels=channels)
+    write_image(world.data / "a.ome.tif", samples, "CYX", calibration=calibration)
+    client = world.http()
+    seen = client.get("/v1/images", params={"path": "a.ome.tif"}).json()
+    assert (seen["colours"], seen["channels"]) == (["0000FF", "FF8000"], ["nuclei", "membrane"])
+    assert seen["axes"][-1]["step"] == "0.5 µm"
+    answer = slice_of(client, "a.ome.tif", composite=True)
+    again = slice_of(client, "a.ome.tif", composite=True, limits=answer.headers["millrace-limits"])
+    assert again.content == answer.content
+    for limits in ("0:200", "0:200,0:200,0:200", "9:1,0:1", "0:1e999,0:1", "0:x"):
+        assert slice_of(client, "a.ome.tif", composite=True, limits=limits).status_code == 422, limits
 
 
 @pytest.mark.parametrize("name", ["ada", "eve", "bob", "root"])

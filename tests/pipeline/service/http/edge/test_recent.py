@@ -69,10 +69,35 @@ def test_an_answer_is_made_once_for_all_who_ask_within_a_second(clock, path):
     assert all_at_once(served, app, path=path) == [(503, f"part, {path} 2")] * CLIENTS
 
 
-def test_who_asks_again_waits_a_little_and_who_asks_first_does_not(clock, monkeypatch):
+def test_what_takes_long_to_make_is_given_longer(clock, monkeypatch):
+    monkeypatch.setattr(recent, "KEEP_TIMES", 100.0)
+    app = App()
+    app.asked = CLIENTS
+
+    takes = [0.0]
+
+    async def slow(*arguments):
+        clock[0] += takes[0]
+        await app(*arguments)
+
+    served = RecentAnswers(slow)
+    for takes[0], kept in ((0.04, 4.0), (0.005, 1.0), (7.0, 5.0)):
+        clock[0] += 100.0
+        asyncio.run(request(served, app))
+        made = app.made
+        clock[0] += kept - 0.01
+        asyncio.run(request(served, app))
+        assert app.made == made
+        clock[0] += 0.02
+        asyncio.run(request(served, app))
+        assert app.made == made + 1
+
+
+def test_copies_have_a_rate_and_nobody_waits_long(clock, monkeypatch):
     app, pauses = App(), []
     app.asked = CLIENTS
-    monkeypatch.setattr(recent, "PAUSE_S", 0.125)
+    monkeypatch.setattr(recent, "COPIES_A_SECOND", 64.0)
+    monkeypatch.setattr(recent, "MOST_PAUSE_S", 0.25)
     sleep = asyncio.sleep
 
     async def noted(seconds):
@@ -81,9 +106,13 @@ def test_who_asks_again_waits_a_little_and_who_asks_first_does_not(clock, monkey
 
     monkeypatch.setattr(recent.asyncio, "sleep", noted)
     served = RecentAnswers(app)
-    for _ in range(3):
+    for _ in range(21):
         asyncio.run(request(served, app))
-    assert [seconds for seconds in pauses if seconds] == [0.125] * 2
+    turns = [min(number / 64, 0.25) for number in range(20)]
+    assert pauses == turns  # none for whoever has the answer made
+    clock[0] += 0.5
+    asyncio.run(request(served, app))
+    assert pauses == [*turns, 0.0]
 
 
 def test_browsers_and_others_do_not_get_each_others_answers(clock):

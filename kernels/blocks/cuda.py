@@ -1,0 +1,153 @@
+"""Blocks to samples on CUDA: launches the kernels of blocks.cu on one stream; nothing waits for them."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from kernels.blocks import AXES, Places, fill_bits
+from kernels.runtime.ladder import Variant
+from kernels.runtime.launch import blocks_of, kernel, on_stream
+
+OPTIONS: tuple[str, ...] = ()
+THREADS = 256
+# A block of threads takes this many bytes of a stream or a block.
+BYTES_EACH = 16 << 10
+TYPES = {1: "unsigned char", 2: "unsigned short", 4: "unsigned", 8: "unsigned long long"}
+
+
+class Streams(ctypes.Structure):
+    """struct Streams of blocks.cu."""
+
+    _fields_ = tuple((name, ctypes.c_void_p) for name in ("sources", "source_bytes", "targets", "target_bytes"))
+
+
+class Placing(ctypes.Structure):
+    """struct Placing of blocks.cu."""
+
+    _fields_ = (
+        ("strides", ctypes.c_longlong * AXES),
+        ("fill", ctypes.c_ulonglong),
+        *((name, ctypes.c_int * AXES) for name in ("chunk", "region")),
+    )
+
+
+def copy_streams(streams: Streams, count: int, longest: int, stream: Any) -> None:
+    """Copy streams that are stored as they are. longest: the most bytes of one."""
+    if count:
+        grid = (count, min(blocks_of(longest, BYTES_EACH), 65_535))
+        kernel("blocks", "copy_streams").launch(grid, (THREADS,), (streams,), stream=stream)
+
+
+def check_streams(streams: Streams, statuses: Any, decoded: Any, count: int, fault: Any, stream: Any) -> None:
+    """Lower `fault`, an int32, to the index of the first stream whose status or decoded bytes are wrong."""
+    if count:
+        args = (streams, statuses, decoded, ctypes.c_int(count), fault)
+        kernel("blocks", "check_streams").launch((blocks_of(count, THREADS),), (THREADS,), args, stream=stream)
+
+
+def check_sums(streams: Streams, count: int, fault: Any, stream: Any) -> None:
+    """As `check_streams`, by the checksums of zlib."""
+    if count:
+        kernel("blocks", "check_sums").launch((count,), (THREADS,), (streams, fault), stream=stream)
+
+
+def add_rows(decoded: Any, blocks: Any, itemsize: int, row: tuple[int, int], longest: int, stream: Any) -> None:
+    """Sum the samples of blocks along their rows. row: columns and samples of a pixel; longest: bytes of a block."""
+    columns, samples = row
+    rows = blocks_of(longest, columns * samples * itemsize)
+    grid = (blocks.nbytes // 32, min(blocks_of(rows, THREADS // 32), 65_535))
+    args = (decoded, blocks, ctypes.c_int(columns), ctypes.c_int(samples))
+    kernel("blocks", f"add_rows<{TYPES[itemsize]}>").launch(grid, (THREADS,), args, stream=stream)
+
+
+def place(decoded: Any, blocks: Any, origins: Any, region: Any, places: Places, *, stream: Any = None) -> None:
+    """As `kernels.blocks.place`; the rows of `origins` have `AXES` numbers, zeros first."""
+    count = blocks.nbytes // 32
+    if not count:
+        return
+    with on_stream(region, stream) as current:
+        grid = (count, min(blocks_of(places.longest, BYTES_EACH), 65_535))
+        kernel("blocks", f"place<{TYPES[region.itemsize]}>").launch(
+            grid, (THREADS,), (decoded, blocks, origins, region, _placing(region, places)), stream=current
+        )
+
+
+def _placing(region: Any, places: Places) -> Placing:
+    absent = AXES - region.ndim
+    return Placing(
+        strides=(ctypes.c_longlong * AXES)(*[0] * absent, *(each // region.itemsize for each in region.strides)),
+        fill=fill_bits(places, region.dtype),
+        chunk=(ctypes.c_int * AXES)(*[1] * absent, *places.chunk),
+        region=(ctypes.c_int * AXES)(*[1] * absent, *region.shape),
+    )
+
+
+class Packing(ctypes.Structure):
+    """struct Packing of blocks.cu."""
+
+    _fields_ = (
+        *((name, ctypes.c_ulonglong) for name in ("nbytes", "capacity", "room")),
+        *(
+            (name, ctypes.c_int)
+            for name in ("chunks", "streams", "blocks", "block_bytes", "splits", "typesize", "flags")
+        ),
+    )
+
+
+class Packed(ctypes.Structure):
+    """struct Packed of blocks.cu."""
+
+    _fields_ = (
+        *(
+            (name, ctypes.c_void_p)
+            for name in ("shuffled", "encoded", "encoded_bytes", "statuses", "offsets", "starts", "sizes", "out")
+        ),
+        ("stride", ctypes.c_ulonglong),
+    )
+
+
+def cut(region: Any, blocks: Any, origins: Any, shuffled: Any, places: Places, *, stream: Any) -> None:
+    """Fill `shuffled` with blocks of a region's samples, those beyond it having the fill value; see `place`."""
+    grid = (blocks.nbytes // 32, min(blocks_of(places.longest, BYTES_EACH), 65_535))
+    kernel("blocks", f"cut<{TYPES[region.itemsize]}>").launch(
+        grid, (THREADS,), (region, blocks, origins, shuffled, _placing(region, places)), stream=stream
+    )
+
+
+def pack_chunks(region: Any, origins: Any, places: Places, packing: Packing, packed: Packed, *, stream: Any) -> None:
+    """Write a region as Blosc chunks, of its encoded streams: `sizes` become the bytes of each, and those of all or
+    -1 if these exceed the capacity."""
+    pointers = [ctypes.c_void_p(getattr(packed, name)) for name in ("encoded_bytes", "statuses")]
+    results = [ctypes.c_void_p(getattr(packed, name)) for name in ("offsets", "starts", "sizes")]
+    kernel("blocks", "measure_chunks").launch((1,), (THREADS,), (*pointers, packing, *results), stream=stream)
+    grid = (packing.chunks * packing.streams, min(blocks_of(packing.block_bytes, BYTES_EACH), 65_535))
+    kernel("blocks", f"pack_chunks<{TYPES[region.itemsize]}>").launch(
+        grid, (THREADS,), (region, origins, _placing(region, places), packing, packed), stream=stream
+    )
+
+
+VARIANTS: Mapping[str, Variant] = MappingProxyType(
+    {
+        "place": Variant(
+            summary="decoded blocks to a region, a thread a sample",
+            entries=(
+                "copy_streams",
+                "check_streams",
+                "check_sums",
+                *(f"{step}<{name}>" for step in ("add_rows", "place") for name in TYPES.values()),
+            ),
+            run=lambda task: place(*task),
+        ),
+        "pack": Variant(
+            summary="a region to Blosc chunks, a thread a sample or a byte",
+            entries=(
+                "measure_chunks",
+                *(f"{step}<{name}>" for step in ("cut", "pack_chunks") for name in TYPES.values()),
+            ),
+            run=lambda task: pack_chunks(*task, stream=None),
+        ),
+    }
+)

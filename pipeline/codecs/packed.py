@@ -1,0 +1,286 @@
+"""Encoded blocks of a region, gathered in memory that is copied to a device as one piece and decoded there.
+
+The memory holds the blocks' bytes as the file does, then tables of the streams and blocks among them. A stream is what
+a codec decodes; a block is what is shuffled as one, and consists of one stream or of one for each byte of its samples.
+
+Source: c-blosc 1.21, README_CHUNK_FORMAT.rst.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernels.blocks import AXES, BLOCK, FILL, NO_SHUFFLE, Places
+from pipeline.codecs.blosc import CODECS, HEADER_BYTES, BloscHeader
+
+_ALIGNMENT_BYTES = 256
+# A stream of a codec is decoded by a warp: much larger ones leave the GPU idle, and the processor is faster.
+LONGEST_STREAM_BYTES = 1 << 20
+
+Memory = NDArray[np.uint8]
+
+
+class NotPackedError(Exception):
+    """The blocks cannot be decoded on a device, or do not fit the memory: the processor decodes them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackedBlocks:
+    """What a device needs to know of the memory.
+
+    codec         : lz4, zstd or deflate: of raw streams without any framing
+    nbytes        : of the memory that are used
+    encoded       : the number of encoded streams; those after them are stored as they are
+    longest       : the most decoded bytes of an encoded, and of any other stream
+    tables        : offsets of the streams (see `streams`), the blocks and the chunks' origins
+    counts        : the number of streams, blocks and chunks
+    decoded_bytes : of all streams side by side
+    view          : of the array that the blocks fill, NumPy's or CuPy's, with the axes of the file's chunks
+    target        : the part of the chunk's array that is this array
+    complete      : fills the rest of the chunk's array
+    differences   : columns and samples of a pixel, of blocks whose samples are differences from the one before in
+                    their row; None: they are not
+    """
+
+    codec: str
+    nbytes: int
+    encoded: int
+    longest: tuple[int, int]
+    tables: tuple[int, int, int]
+    counts: tuple[int, int, int]
+    decoded_bytes: int
+    places: Places
+    view: Callable[[Any], Any]
+    target: tuple[slice, ...] | None = None
+    complete: Callable[[Any], None] | None = None
+    differences: tuple[int, int] | None = None
+
+    def streams(self, memory: Memory) -> NDArray[np.uint64]:
+        """(4, streams): where each begins in the memory, its bytes, where it goes in the decoded bytes, and its bytes
+        there."""
+        first, count = self.tables[0], self.counts[0]
+        return memory[first : first + 32 * count].view(np.uint64).reshape(4, count)
+
+    def blocks(self, memory: Memory) -> Any:
+        """Of `kernels.blocks.BLOCK`."""
+        first, count = self.tables[1], self.counts[1]
+        return memory[first : first + BLOCK.itemsize * count].view(BLOCK)
+
+    def origins(self, memory: Memory) -> NDArray[np.int32]:
+        """(chunks, AXES): each chunk's first sample in the region, after zeros for absent axes."""
+        first, count = self.tables[2], self.counts[2]
+        return memory[first : first + 4 * AXES * count].view(np.int32).reshape(count, AXES)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChunkForm:
+    """How an output stores a region that consists of whole chunks: in Blosc, after a byte shuffle.
+
+    codec   : lz4 or zstd
+    chunk   : samples of a chunk along each axis of the file, at most `AXES`
+    origins : int32 (chunks, AXES): each chunk's first sample in the region
+    view    : of the region's array, NumPy's or CuPy's, with the file's axes; what a chunk has beyond it is zero
+    """
+
+    codec: str
+    chunk: tuple[int, ...]
+    origins: NDArray[np.int32]
+    view: Callable[[Any], Any]
+
+
+class Packing:
+    """Gathers the blocks of one region; its methods may be called from several threads."""
+
+    def __init__(self, memory: Memory, chunk: tuple[int, ...], itemsize: int, fill_value: Any) -> None:
+        """`memory`: aligned to 8 bytes; `chunk`, `itemsize`: of the file's chunks, of `AXES` axes at most."""
+        self._memory = memory
+        self._chunk, self._itemsize, self._fill_value = chunk, itemsize, fill_value
+        self._codec: str | None = None
+        self._used = self._decoded_bytes = 0
+        self._encoded: list[NDArray[np.uint64]] = []
+        self._stored: list[NDArray[np.uint64]] = []
+        self._blocks: list[Any] = []
+        self._origins: list[tuple[int, ...]] = []
+        self._blosc_chunks: list[tuple[int, ...]] = []
+        self._starts: list[int] = []
+        self._lock = threading.Lock()
+
+    def take(self, nbytes: int) -> tuple[int, Memory]:
+        """Memory for some of the file's bytes, and its offset. NotPackedError if there is no more."""
+        with self._lock:
+            first = self._used
+            self._used += nbytes
+        if first + nbytes > len(self._memory):
+            raise NotPackedError("the memory is full")
+        return first, self._memory[first : first + nbytes]
+
+    def add_fill(self, origin: tuple[int, ...], nbytes: int) -> None:
+        """A chunk of `nbytes` that is not stored."""
+        self._add([origin], _blocks(np.array([FILL]), np.array([0]), np.array([nbytes]), 1, NO_SHUFFLE))
+
+    def add_stored(self, origin: tuple[int, ...], at: int, first: int, nbytes: int) -> None:
+        """Bytes at `at` of the memory that are those of a chunk from its byte `first` on."""
+        self._require_whole_samples(first, nbytes)
+        to = self._room(nbytes)
+        self._add(
+            [origin], _blocks(np.array([to]), np.array([first]), np.array([nbytes]), 1, NO_SHUFFLE),
+            stored=_streams([at], [nbytes], [to], [nbytes]),
+        )  # fmt: skip
+
+    def add_streams(
+        self, origins: Sequence[tuple[int, ...]], codec: str, at: Any, nbytes: Any, decoded_bytes: int
+    ) -> None:
+        """Chunks of `decoded_bytes` that are one encoded stream each: `at` in the memory, of `nbytes`."""
+        self._use(codec, decoded_bytes)
+        room, count = -(-decoded_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES, len(origins)
+        to, sizes = self._room(room * count) + room * np.arange(count), np.full(count, decoded_bytes)
+        blocks = _blocks(to, np.zeros(count, np.int64), sizes, 1, NO_SHUFFLE)
+        blocks["chunk"] = np.arange(count)
+        self._add(origins, blocks, encoded=_streams(at, nbytes, to, sizes))
+
+    def add_blosc(self, origin: tuple[int, ...], header: BloscHeader, at: int, ends: int, numbers: range,
+                  starts: Sequence[int] | None = None) -> None:  # fmt: skip
+        """Blocks of a Blosc chunk, by their numbers; `packed` looks at them.
+
+        at     : where the chunk's first byte would be in the memory, which may hold a part of the chunk
+        ends   : the chunk's byte after the last that the memory holds
+        starts : of these blocks, in the chunk; None: the memory holds the chunk with its table
+        """
+        if header.codec not in CODECS:
+            raise NotPackedError(f"Blosc's codec {header.codec}")
+        self._require_whole_samples(header.block_bytes, header.nbytes)
+        with self._lock:
+            chunk = len(self._origins)
+            self._origins.append(origin)
+            self._blosc_chunks.append(
+                (chunk, header.nbytes, header.block_bytes, header.typesize, header.shuffle, header.splits, header.codec,
+                 header.table_end, at, ends, numbers.start, len(numbers), starts is None)
+            )  # fmt: skip
+            self._starts += starts if starts is not None else [0] * len(numbers)
+
+    def _look_at_blosc(self) -> None:
+        """Find the streams of all blocks of Blosc chunks. NotPackedError if one is damaged: the processor names it."""
+        if not self._blosc_chunks:
+            return
+        columns = np.array(self._blosc_chunks, np.int64).T
+        counts = columns[11]
+        of_chunk, first_block = np.repeat(np.arange(len(counts)), counts), np.repeat(np.cumsum(counts) - counts, counts)
+        chunk, nbytes, block_bytes, typesize, shuffle, splits, codec, table_end, at, ends, first, _, has_table = (
+            column[of_chunk] for column in columns
+        )
+        within = np.arange(len(of_chunk)) - first_block
+        number = first + within
+        begins = np.array(self._starts, np.int64)
+        table = np.flatnonzero(has_table)
+        begins[table] = self._numbers(at[table] + HEADER_BYTES + 4 * number[table])
+        sizes = np.minimum(block_bytes, nbytes - number * block_bytes)
+        splits = np.where((splits > 0) & (sizes == block_bytes), typesize, 1)
+        if np.any(sizes % splits) or np.any(codec != codec[0]):
+            raise NotPackedError("blocks that split unevenly, or several codecs")
+        decoded = sizes // splits
+        self._use(CODECS[int(codec[0])], int(decoded.max()))
+        room = -(-columns[2] * counts // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+        targets = (self._room(int(room.sum())) + np.cumsum(room) - room)[of_chunk] + within * block_bytes
+        if np.any(begins < table_end):
+            raise NotPackedError("a damaged table of blocks")
+        found, at_stream = [], begins
+        for split in range(int(splits.max())):
+            some = np.flatnonzero(splits > split)
+            stream, size, end = at_stream[some] + 4, decoded[some], ends[some]
+            if np.any((stream < 4) | (stream > end)):
+                raise NotPackedError("a damaged table of blocks")
+            lengths = self._numbers(at[some] + stream - 4)
+            if np.any((lengths <= 0) | (lengths > size) | (stream + lengths > end)):
+                raise NotPackedError("a stream of the wrong length")
+            found.append(_streams(at[some] + stream, lengths, targets[some] + split * size, size))
+            at_stream[some] = stream + lengths
+        streams = np.concatenate(found, axis=1)
+        is_stored = streams[1] == streams[3]
+        blocks = _blocks(targets, number * block_bytes, sizes, typesize, shuffle)
+        blocks["chunk"] = chunk
+        self._blocks.append(blocks)
+        self._encoded.append(streams[:, ~is_stored])
+        self._stored.append(streams[:, is_stored])
+
+    def packed(self, differences: tuple[int, int] | None = None) -> PackedBlocks:
+        """Write the tables behind the bytes. NotPackedError if they do not fit, or a block is damaged."""
+        self._look_at_blosc()
+        streams = np.concatenate([np.zeros((4, 0), np.uint64), *self._encoded, *self._stored], axis=1)
+        encoded, blocks = sum(each.shape[1] for each in self._encoded), np.concatenate(self._blocks)
+        origins = origin_rows(self._origins, len(self._chunk))
+        tables = []
+        for table in (streams, blocks, origins):
+            self._used = -(-self._used // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+            first, room = self.take(table.nbytes)
+            room[:] = np.ascontiguousarray(table).reshape(-1).view(np.uint8)
+            tables.append(first)
+        if self._used + int(streams[3, :encoded].max(initial=0)) > len(self._memory):
+            # A damaged stream may be read as far beyond its end as it decodes to.
+            raise NotPackedError("streams at the memory's end")
+        longest = tuple(int(each.max()) if each.size else 0 for each in (streams[3, :encoded], streams[3, encoded:]))
+        return PackedBlocks(
+            codec=self._codec or "lz4", nbytes=self._used, encoded=encoded, longest=(longest[0], longest[1]),
+            tables=(tables[0], tables[1], tables[2]), counts=(streams.shape[1], len(blocks), len(origins)),
+            decoded_bytes=self._decoded_bytes,
+            places=Places(chunk=self._chunk, fill_value=self._fill_value, longest=int(blocks["bytes"].max())),
+            view=lambda array: array, differences=differences,
+        )  # fmt: skip
+
+    def _add(self, origins: Sequence[tuple[int, ...]], blocks: Any, encoded: Any = None, stored: Any = None) -> None:
+        """`blocks`: their chunks are counted from the first of these origins."""
+        with self._lock:
+            blocks["chunk"] += len(self._origins)
+            self._origins += origins
+            self._blocks.append(blocks)
+            if encoded is not None:
+                self._encoded.append(encoded)
+            if stored is not None:
+                self._stored.append(stored)
+
+    def _room(self, nbytes: int) -> int:
+        """Where bytes go when they are decoded."""
+        with self._lock:
+            first = self._decoded_bytes
+            self._decoded_bytes += -(-nbytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+        return first
+
+    def _use(self, codec: str, longest: int) -> None:
+        if longest > LONGEST_STREAM_BYTES:
+            raise NotPackedError(f"streams of {longest:,} bytes")
+        with self._lock:
+            if self._codec not in (None, codec):
+                raise NotPackedError("several codecs")
+            self._codec = codec
+
+    def _require_whole_samples(self, *sizes: int) -> None:
+        if any(size % self._itemsize for size in sizes):
+            raise NotPackedError("blocks that end within samples")
+
+    def _numbers(self, at: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The int32 at these offsets of the memory."""
+        found: NDArray[np.int32] = self._memory[at[:, np.newaxis] + np.arange(4)].view("<i4")[:, 0]
+        return found.astype(np.int64)
+
+
+def origin_rows(origins: Sequence[tuple[int, ...]], axes: int) -> NDArray[np.int32]:
+    """As rows of `AXES` numbers, zeros first."""
+    rows = np.zeros((len(origins), AXES), np.int32)
+    rows[:, AXES - axes :] = origins
+    return rows
+
+
+def _streams(sources: Any, source_bytes: Any, targets: Any, target_bytes: Any) -> NDArray[np.uint64]:
+    return np.array([sources, source_bytes, targets, target_bytes], np.uint64)
+
+
+def _blocks(sources: Any, firsts: Any, sizes: Any, typesize: Any, shuffle: Any) -> Any:
+    blocks = np.zeros(len(sources), BLOCK)
+    blocks["source"], blocks["first"], blocks["bytes"] = sources, firsts, sizes
+    blocks["typesize"], blocks["shuffle"] = typesize, shuffle
+    return blocks

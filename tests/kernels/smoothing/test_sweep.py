@@ -1,0 +1,56 @@
+"""How boxes past 255 samples are cut into blocks, and their division, without a GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kernels.smoothing.cuda import sweep
+from kernels.smoothing.cuda.fused import view_of
+from kernels.smoothing.window import box_window
+
+
+@pytest.fixture(autouse=True)
+def _device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sweep, "multiprocessors", lambda: 132)
+    monkeypatch.setattr(sweep, "shared_bytes_a_block", lambda: 232448)
+
+
+def planned(shape: tuple[int, ...], sizes: tuple[int, int], dtype: str) -> tuple[sweep.Sweep, sweep.Cut]:
+    view = view_of(shape, [box_window(axis, size, "reflect") for axis, size in enumerate(sizes)])
+    assert view is not None
+    cut = min(sweep._cuts(view, np.dtype(dtype)), key=lambda cut: cut.cost)
+    return sweep._sweep(view, np.dtype(dtype), 0, cut), cut
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "int16"])
+@pytest.mark.parametrize("sizes", [(1023, 1023), (256, 2), (2, 256), (255, 257), (512, 1024), (1, 4001), (4001, 2)])
+def test_the_division_is_exact_for_every_sum_that_occurs(sizes: tuple[int, int], dtype: str) -> None:
+    found, _ = planned((5000, 6000), sizes, dtype)
+    n = sizes[0] * sizes[1]
+    assert found.samples == n
+    # Between two rows a window changes by at most its width times the largest sample.
+    largest = (2 ** (8 * np.dtype(dtype).itemsize) - 1) * sizes[1]
+    assert found.extra * n >= largest
+    sums = {k * n + d for k in range(2 * found.extra + 2) for d in (-1, 0, 1)}
+    sums |= {int(u) for u in np.random.default_rng(1).integers(0, (2 * found.extra + 1) * n, 2000)}
+    for u in sums:
+        if 0 <= u < (2 * found.extra + 1) * n:
+            assert u < 2**32
+            assert (u * found.multiplier >> 32) >> found.shift == u // n
+
+
+@pytest.mark.parametrize("shape", [(8192, 8192, 3), (8192, 8192), (701, 97, 4), (3, 20000, 2), (50000, 40)])
+@pytest.mark.parametrize("sizes", [(1023, 1023), (300, 7), (3, 1025), (255, 255)])
+def test_bands_and_tiles_cover_the_result(shape: tuple[int, ...], sizes: tuple[int, int]) -> None:
+    found, cut = planned(shape, sizes, "uint16")
+    channels: Any = shape[2] if len(shape) == 3 else 1
+    assert (found.bands - 1) * found.band_rows < shape[0] <= found.bands * found.band_rows
+    assert (found.tiles - 1) * found.outputs < shape[1] * channels <= found.tiles * found.outputs
+    assert found.outputs % channels == 0
+    assert found.outputs + sizes[1] * channels <= sweep.EACH * cut.threads
+    # The sums of the first window: `starts` of them, and fewer rows than these beside them.
+    assert found.starts >= 1
+    assert 0 <= sizes[0] - found.starts * found.start_rows <= max(found.starts, 1)

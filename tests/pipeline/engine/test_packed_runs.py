@@ -1,0 +1,141 @@
+"""Runs on a device that decodes packed blocks: the results are those of one that does not."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import zarr
+
+from pipeline.engine.devices.device import CpuDevice
+from pipeline.engine.run import RunOptions, plan_job, run_job
+from pipeline.errors import DeviceError, InputError
+from pipeline.formats.image import ImageHeader, Region, Storage, format_for_output, open_image
+from pipeline.workloads import JobSpec, workloads
+from tests.pipeline.unpacking import Unpacking
+
+SHAPE = (1201, 173)
+
+
+def store(path, image, compression="lz4"):
+    header = ImageHeader(shape=image.shape, axes="YX", dtype=image.dtype)
+    writer = format_for_output(path, Storage(chunks=(64,), compression=compression)).create(path, header)
+    writer.write(Region.whole(image.shape), image)
+    writer.publish()
+
+
+def result(source, output, device, workload="smooth", **parameters):
+    spec = JobSpec(
+        workload=workload, input=source, output=output, parameters=workloads()[workload].Parameters(**parameters)
+    )
+    options = RunOptions(memory_bytes=1 << 26, chunk_bytes=160 << 10)
+    receipt = run_job(plan_job(spec, device, options), options)
+    with open_image(output) as reader:
+        found = np.empty(reader.header.shape, reader.header.dtype)
+        reader.read(Region.whole(found.shape), found)
+    return found, receipt
+
+
+@pytest.fixture(scope="module")
+def image():
+    """Compresses well, so that neighbours' blocks fit a slot as well."""
+    return (np.add.outer(np.arange(SHAPE[0]), 5 * np.arange(SHAPE[1])) // 16 * 77).astype(np.uint16)
+
+
+@pytest.mark.parametrize("compression", ["lz4", "zstd"])
+@pytest.mark.parametrize(
+    ("workload", "parameters"),
+    [
+        *(
+            ("smooth", {"filter": "gaussian", "sigma": "2", "mode": mode})
+            for mode in ("reflect", "nearest", "constant")
+        ),
+        ("smooth", {"size": "5", "crop": "Y=20:200,X=3:150"}),
+        ("median", {"size": "3", "mode": "mirror"}),
+    ],
+    ids=str,
+)
+def test_the_result_is_the_same(tmp_path, image, workload, parameters, compression):
+    store(tmp_path / "in.zarr", image, compression)
+    expected, _ = result(tmp_path / "in.zarr", tmp_path / "a.npy", CpuDevice(2), workload, **parameters)
+    device = Unpacking(2)
+    found, receipt = result(tmp_path / "in.zarr", tmp_path / "b.npy", device, workload, **parameters)
+    np.testing.assert_array_equal(found, expected)
+    assert len(device.chunks) > receipt["chunks"] // 2
+
+
+@pytest.mark.parametrize("compression", ["deflate", "zstd"])
+def test_a_tiff_gives_the_same_result(tmp_path, image, compression):
+    store(tmp_path / "in.tif", image, compression)
+    device = Unpacking(2)
+    found, receipt = result(tmp_path / "in.tif", tmp_path / "b.zarr", device, size="5", compression="lz4")
+    expected, _ = result(tmp_path / "in.tif", tmp_path / "a.npy", CpuDevice(2), size="5")
+    np.testing.assert_array_equal(found, expected)
+    assert len(device.chunks) > receipt["chunks"] // 2
+    assert len(device.encoded) == receipt["chunks"]
+
+
+def test_a_wrapped_image_is_read_by_the_processor_at_its_edges(tmp_path, image):
+    store(tmp_path / "in.zarr", image)
+    device = Unpacking(2)
+    found, receipt = result(tmp_path / "in.zarr", tmp_path / "b.npy", device, size="9", axes="Y", mode="wrap")
+    expected, _ = result(tmp_path / "in.zarr", tmp_path / "a.npy", CpuDevice(2), size="9", axes="Y", mode="wrap")
+    np.testing.assert_array_equal(found, expected)
+    assert 0 < len(device.chunks) < receipt["chunks"]
+
+
+@pytest.mark.parametrize("damage", ["header", "stream"])
+def test_a_damaged_chunk_is_named_as_by_the_processor(tmp_path, image, damage):
+    store(tmp_path / "in.zarr", image, "zstd")
+    chunk = tmp_path / "in.zarr/0/c/2/1"
+    data = bytearray(chunk.read_bytes())
+    data[4 if damage == "header" else len(data) // 2 :] = bytes(
+        len(data) - (4 if damage == "header" else len(data) // 2)
+    )
+    chunk.write_bytes(data)
+    for device in (CpuDevice(2), Unpacking(2)):
+        with pytest.raises(InputError, match=r"in\.zarr: chunk 2/1 does not decode \(.*export it again"):
+            result(tmp_path / "in.zarr", tmp_path / "b.npy", device, size="3")
+
+
+class Stopping(Unpacking):
+    """A device that a damaged block stops."""
+
+    def unpack(self, chunk, slot):
+        if not super().unpack(chunk, slot):
+            raise DeviceError("an illegal memory access")
+        return True
+
+
+def test_a_damaged_block_that_stops_the_device_is_named(tmp_path, image):
+    store(tmp_path / "in.zarr", image, "zstd")
+    chunk = tmp_path / "in.zarr/0/c/2/1"
+    data = bytearray(chunk.read_bytes())
+    data[-40:] = bytes(40)
+    chunk.write_bytes(data)
+    with pytest.raises(InputError, match=r"in\.zarr: chunk 2/1 does not decode \(.*export it again"):
+        result(tmp_path / "in.zarr", tmp_path / "b.npy", Stopping(2), size="3")
+
+
+@pytest.mark.parametrize("compression", ["lz4", "zstd"])
+@pytest.mark.parametrize("further", [{}, {"shards": "128"}, {"levels": "3"}, {"chunks": "40,173"}], ids=str)
+def test_encoded_chunks_are_files_that_every_reader_opens(tmp_path, image, compression, further):
+    store(tmp_path / "in.zarr", image)
+    asked = {"size": "3", "compression": compression, "chunks": "64", **further}
+    expected, _ = result(tmp_path / "in.zarr", tmp_path / "a.zarr", CpuDevice(2), **asked)
+    device = Unpacking(2)
+    found, receipt = result(tmp_path / "in.zarr", tmp_path / "b.zarr", device, **asked)
+    assert len(device.encoded) == receipt["chunks"] > 2
+    np.testing.assert_array_equal(found, expected)
+    for level in range(int(further.get("levels", 1))):
+        theirs = zarr.open_group(tmp_path / "b.zarr", mode="r")[str(level)][...]
+        np.testing.assert_array_equal(theirs, zarr.open_group(tmp_path / "a.zarr", mode="r")[str(level)][...])
+
+
+@pytest.mark.parametrize("compression", ["none", "deflate"])
+def test_other_chunks_are_encoded_by_the_processor(tmp_path, image, compression):
+    store(tmp_path / "in.zarr", image)
+    device = Unpacking(2)
+    found, _ = result(tmp_path / "in.zarr", tmp_path / "b.zarr", device, size="3", compression=compression)
+    expected, _ = result(tmp_path / "in.zarr", tmp_path / "a.npy", CpuDevice(2), size="3")
+    assert device.encoded == []
+    np.testing.assert_array_equal(found, expected)
