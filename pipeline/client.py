@@ -9,8 +9,6 @@ print(job.receipt["wall_seconds"])
 
 from __future__ import annotations
 
-import codecs
-import io
 import json
 import math
 import os
@@ -20,15 +18,14 @@ import shutil
 import ssl
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
 import httpx2
-from pydantic import TypeAdapter, ValidationError
 
+from pipeline.answers import Event, MalformedEvent, checked, expected, json_of, lines_of, parsed, without_password
 from pipeline.api_models import (
     TERMINAL,
     Accepted,
@@ -36,7 +33,6 @@ from pipeline.api_models import (
     EventView,
     JobPage,
     JobView,
-    ProgressView,
     State,
     WorkerView,
     WorkloadView,
@@ -70,22 +66,6 @@ MOST_OUTAGE_S = 120.0
 _LOOPBACKS = ("127.0.0.1", "[::1]", "localhost")
 # Where httpx finds proxies and certificates.
 _ENVIRONMENT = "HTTP_PROXY, HTTPS_PROXY, ALL_PROXY, SSL_CERT_FILE and SSL_CERT_DIR"
-_PROBLEM = "application/problem+json"
-# What each kind of event carries; a newer service may send further kinds.
-_EVENT_DATA: Mapping[str, Any] = {"state": EventView, "log": EventView, "progress": ProgressView}
-
-
-class MalformedEvent(ServiceError):
-    """The answer is not an event stream of a Millrace service: a retry would not help."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Event:
-    """Something that happened to a job. kind: state, log or progress; data: an `EventView` or `ProgressView`."""
-
-    kind: str
-    data: Mapping[str, Any]
-    number: int | None
 
 
 class Client:
@@ -290,7 +270,7 @@ def _trusting(ca_file: str | os.PathLike[str] | None) -> ssl.SSLContext | bool:
     try:
         return ssl.create_default_context(cafile=ca_file)
     except (OSError, ValueError) as error:
-        said = "is no certificate in PEM" if isinstance(error, ssl.SSLError | ValueError) else error.strerror
+        said = "is not a PEM certificate" if isinstance(error, ssl.SSLError | ValueError) else error.strerror
         raise ServiceRefused(
             f"MILLRACE_CA_FILE {os.fspath(ca_file)}: {said}; name the authority's certificate"
         ) from error
@@ -472,50 +452,6 @@ class Job:
         return target
 
 
-def without_password(url: object) -> str:
-    """An address for messages, valid or not: without the user and password before its host."""
-    return re.sub(r"(?s)^(.*?://)?.*@", r"\1", str(url))
-
-
-def checked(response: Any) -> Any:
-    """The answer, if it is a success. Raises ServiceRefused or ServiceError."""
-    if response.is_success:
-        return response
-    response.read()
-    url = without_password(response.url)
-    try:
-        if response.headers.get("content-type") != _PROBLEM:
-            raise ValueError
-        detail = str(response.json()["detail"])
-    except (ValueError, KeyError, TypeError):
-        detail = f"status {response.status_code} from {url}: is that a Millrace service?"
-        if response.has_redirect_location:
-            detail = f"{url}: redirects to {response.headers['location']}; set MILLRACE_URL to that address"
-    if response.status_code == 401:
-        detail = f"{detail}: set MILLRACE_TOKEN to the token that the service's operator gave you"
-    kind: type[MillraceError] = ServiceRefused if response.status_code < 500 else ServiceError
-    raise kind(detail)
-
-
-def json_of(response: Any) -> Any:
-    """Raises ServiceError if the answer is not JSON."""
-    try:
-        return response.json()
-    except ValueError as error:
-        raise ServiceError(
-            f"{without_password(response.url)}: not a JSON answer: is that a Millrace service?"
-        ) from error
-
-
-def expected(kind: Any, answer: Any) -> Any:
-    """The answer, unchanged, if it is valid for this model or type. Raises ServiceError if another program answered."""
-    try:
-        TypeAdapter(kind).validate_python(answer)
-    except ValidationError as error:
-        raise ServiceError(f"unknown answer ({answer!r:.80}): is MILLRACE_URL that of a service?") from error
-    return answer
-
-
 def job_limits(limits: Mapping[str, Any]) -> dict[str, Any]:
     """Limits for a request. Raises ServiceRefused if one is not a time, an amount of memory or a number."""
     fields: dict[str, tuple[str, Callable[[Any], Any]]] = {
@@ -546,37 +482,6 @@ def as_json(parameters: Mapping[str, Any]) -> dict[str, Any]:
         except (TypeError, ValueError) as error:
             raise ServiceRefused(f"parameters.{name}: {error}; give a number, a text or a list of them") from error
     return sent
-
-
-def lines_of(pieces: Iterable[bytes]) -> Iterator[str]:
-    """Lines of an event stream, which end only at CR LF, LF or CR: a message may contain U+2028."""
-    decoder = io.IncrementalNewlineDecoder(codecs.getincrementaldecoder("utf-8")("replace"), translate=True)
-    begun = ""
-    for piece in pieces:
-        *whole, begun = (begun + decoder.decode(piece)).split("\n")
-        yield from whole
-
-
-def parsed(lines: Iterable[str]) -> Iterator[Event]:
-    """Parses server-sent events. Raises MalformedEvent."""
-    fields: dict[str, str] = {}
-    for line in lines:
-        if line and not line.startswith(":"):
-            name, _, value = line.partition(": ")
-            fields[name] = value
-        elif not line and "data" in fields:
-            yield _event(fields)
-            fields.clear()
-
-
-def _event(fields: Mapping[str, str]) -> Event:
-    kind = fields.get("event", "message")
-    try:
-        number = int(fields["id"]) if "id" in fields else None
-        data = expected(_EVENT_DATA.get(kind, dict[str, Any]), json.loads(fields["data"]))
-    except (ValueError, ServiceError) as error:
-        raise MalformedEvent(f"malformed event {dict(fields)!r:.200}: is that a Millrace service?") from error
-    return Event(kind=kind, data=data, number=number)
 
 
 @contextmanager

@@ -132,7 +132,7 @@ class Settings(BaseModel):
         None, ge=1, le=1024, description="compute threads in each process [default: the cores, shared evenly]"
     )
     workers: int | None = Field(
-        None, ge=1, le=1024, description="CPU worker processes [default: none, this process computes]"
+        None, ge=1, le=1024, description="CPU worker processes [default: none; of `millrace worker`: one]"
     )
     scheduler: str | None = Field(
         None,
@@ -225,7 +225,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise ParameterError(f"{path}: {error.strerror}; name a TOML file by --config or MILLRACE_CONFIG") from error
     except UnicodeDecodeError as error:
-        raise ParameterError(f"{path}: is no UTF-8 text; name a TOML file by --config or MILLRACE_CONFIG") from error
+        raise ParameterError(f"{path}: is not UTF-8 text; name a TOML file by --config or MILLRACE_CONFIG") from error
     except tomllib.TOMLDecodeError as error:
         raise ParameterError(f'{path}: {error}; write it as TOML: memory = "2GiB"') from error
     for key, value in found.items():

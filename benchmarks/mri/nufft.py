@@ -82,14 +82,16 @@ def inputs(work: Workload, library: Any) -> Inputs:
     )
 
 
-def ours(work: Workload, direction: str, given: Inputs, workers: int | None) -> Callable[[], object]:
+def ours(
+    work: Workload, direction: str, given: Inputs, workers: int | None, method: str = "auto"
+) -> Callable[[], object]:
     """The public classes, with preallocated results."""
     samples, images = given.samples, given.images
     if direction == "normal":
         kernel = toeplitz_kernel(given.trajectory, given.weights, work.shape, work.eps, workers=workers)
         toeplitz, image, out = Toeplitz(kernel, work.shape, workers=workers), images[0].copy(), images[0].copy()
         return lambda: toeplitz.apply_sense(image, images, out)
-    plan = Nufft(given.trajectory, work.shape, eps=work.eps, coils=work.coils, workers=workers)
+    plan = Nufft(given.trajectory, work.shape, eps=work.eps, coils=work.coils, method=method, workers=workers)
     if direction == "adjoint":
         return lambda: plan.adjoint(samples, given.weights, images)
     return lambda: plan.forward(images, samples)
@@ -107,8 +109,8 @@ def by_sigpy(work: Workload, direction: str, given: Inputs) -> Callable[[], obje
     return lambda: linop.N(given.images[0])
 
 
-def by_cufinufft(work: Workload, direction: str, given: Inputs, method: int = 0) -> Callable[[], object]:
-    """method: of spreading: 0 chooses between 1 (by points) and 2 (in shared memory); 3 is driven by the output."""
+def by_cufinufft(work: Workload, direction: str, given: Inputs, method: int) -> Callable[[], object]:
+    """method: 1 by points, 2 through shared memory, 3 (adjoints only) by outputs; its own choice is often slow."""
     cufinufft = import_module("cufinufft")
     kind, sign = (1, 1) if direction == "adjoint" else (2, -1)
     plan = cufinufft.Plan(kind, work.shape, work.coils, eps=work.eps, isign=sign, dtype="complex64", gpu_method=method)
@@ -134,11 +136,13 @@ def cuda_rivals(work: Workload, direction: str) -> Iterator[Rival]:
     given = inputs(work, cupy)
     yield Rival(name="ours", device="cuda", run=ours(work, direction, given, None), clock=queued_seconds)
     if direction != "normal":
+        gridding = ours(work, direction, given, None, "gridding")
+        yield Rival(name="ours, gridding", device="cuda", run=gridding, clock=queued_seconds)
         yield from _steps(work, direction, given)
     if find_spec("cufinufft") and direction != "normal":
-        for method, name in {0: "cuFINUFFT", 3: "cuFINUFFT, 3"}.items():
+        for method in (1, 2, 3) if direction == "adjoint" else (1, 2):
             run = by_cufinufft(work, direction, given, method)
-            yield Rival(name=name, device="cuda", run=run, clock=queued_seconds)
+            yield Rival(name=f"cuFINUFFT, {method}", device="cuda", run=run, clock=queued_seconds)
     if find_spec("sigpy"):
         yield Rival(name="SigPy", device="cuda", run=by_sigpy(work, direction, given), clock=queued_seconds)
     source = cupy.ones(work.bytes // 8, cupy.float32)  # read and written: the bytes of a transform

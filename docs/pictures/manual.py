@@ -42,19 +42,16 @@ LABELS = {
 }  # fmt: skip
 
 
-def labelled(name: str, folder: str) -> Image.Image:
-    picture = Image.open(f"{folder}/{name}.png").convert("RGB")
+def labelled(picture: Image.Image, text: str) -> Image.Image:
     font = ImageFont.truetype("DejaVuSans.ttf", 15)
-    place, text = (8, 6), LABELS.get(name, "")
-    ImageDraw.Draw(picture).text(place, text, "white", font=font, stroke_width=2, stroke_fill="black")
+    ImageDraw.Draw(picture).text((8, 6), text, "white", font=font, stroke_width=2, stroke_fill="black")
     return picture
 
 
-def beside(names: Sequence[str], folder: str, *, across: bool = True) -> Image.Image:
-    """The pictures of these names side by side, or below one another, with a transparent gap."""
-    pictures = [labelled(name, folder) for name in names]
+def beside(pictures: Sequence[Image.Image], *, across: bool = True) -> Image.Image:
+    """Pictures of one size side by side, or below one another, with a transparent gap."""
     width, height = pictures[0].size
-    steps = [(number * (width + GAP), 0) if across else (0, number * (height + GAP)) for number in range(len(names))]
+    steps = [(number * (width + GAP), 0) if across else (0, number * (height + GAP)) for number in range(len(pictures))]
     joined = Image.new("RGBA", (steps[-1][0] + width, steps[-1][1] + height), (0, 0, 0, 0))
     for picture, step in zip(pictures, steps, strict=True):
         joined.paste(picture, step)
@@ -69,13 +66,19 @@ def main() -> None:
             if command.startswith("demo"):  # every fourth spoke, as in the tutorial
                 scan = dict(np.load(f"{folder}/scan.npz"))
                 np.savez(f"{folder}/few.npz", **scan | {"kspace": scan["kspace"][:, ::4], "traj": scan["traj"][::4]})
+
+        def previews(*names: str, across: bool = True) -> Image.Image:
+            opened = [Image.open(f"{folder}/{name}.png").convert("RGB") for name in names]
+            return beside([labelled(each, LABELS.get(name, "")) for each, name in zip(opened, names, strict=True)],
+                          across=across)  # fmt: skip
+
         drawn = {
-            "start-images": beside(["raw", "smooth"], folder),
-            "start-molecules": beside(["helix"], folder),
-            "start-mri": beside(["gridding", "sense"], folder),
-            "tutorial-spots": beside(["raw", "median", "spots"], folder),
-            "tutorial-potential": beside(["shift", "full"], folder, across=False),
-            "tutorial-spokes": beside(["whole", "few-gridding", "few-sense", "few-tv"], folder),
+            "start-images": previews("raw", "smooth"),
+            "start-molecules": previews("helix"),
+            "start-mri": previews("gridding", "sense"),
+            "tutorial-spots": previews("raw", "median", "spots"),
+            "tutorial-potential": previews("shift", "full", across=False),
+            "tutorial-spokes": previews("whole", "few-gridding", "few-sense", "few-tv"),
         }
         for name, picture in drawn.items():
             picture.save(FOLDER / f"{name}.png", optimize=True)

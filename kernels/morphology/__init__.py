@@ -21,7 +21,6 @@ from kernels.rank import Options, maximum_filter, minimum_filter
 from kernels.rank.task import Difference
 from kernels.runtime.arrays import check_out
 from kernels.runtime.filtering import filtered_axes, per_axis
-from kernels.runtime.launch import on_stream
 
 __all__ = [
     "black_tophat",
@@ -107,8 +106,6 @@ def _top_hat(image: Any, size: Any, first: Callable[..., Any], second: Callable[
     """The difference of an image and its opening or closing; on CUDA the last pass takes it if it can."""
     is_closing = first is grey_dilation
     if not isinstance(image, np.ndarray) and hasattr(image, "__cuda_array_interface__"):
-        with on_stream(image, options.get("stream")):
-            image = image if image.flags.c_contiguous else image.copy(order="C")
         taken = Difference(image=image, reverse=is_closing)
         found = _in_turn(image, size, first, partial(second, difference=taken), options)
         if taken.is_done:

@@ -70,7 +70,7 @@ def median_filter(image: Any, size: int | Sequence[int] | None = None, **options
     Returns an array of the image's kind, dtype (native byte order) and shape, except along "valid" axes.
     Raises ValueError or TypeError with a line that names the parameter.
     """
-    return _filtered(image, size, lambda _samples: Rank(percentile=50.0), **options)
+    return _filtered(image, size, Rank(percentile=50.0), **options)
 
 
 def percentile_filter(
@@ -85,7 +85,7 @@ def percentile_filter(
     number: Any = percentile
     if isinstance(number, bool) or not isinstance(number, Real) or not 0 <= float(number) <= 100:
         raise ValueError(f"percentile must lie in 0 … 100; got {percentile!r}")
-    return _filtered(image, size, lambda _samples: Rank(percentile=float(percentile)), **options)
+    return _filtered(image, size, Rank(percentile=float(percentile)), **options)
 
 
 def rank_filter(image: Any, rank: int, size: int | Sequence[int] | None = None, **options: Unpack[Options]) -> Any:
@@ -98,29 +98,72 @@ def rank_filter(image: Any, rank: int, size: int | Sequence[int] | None = None, 
     """
     if isinstance(rank, bool) or not isinstance(rank, int | np.integer):
         raise TypeError(f"rank must be a whole number; got {rank!r}")
-
-    def chosen(samples: int) -> Rank:
-        if not -samples <= rank < samples:
-            raise ValueError(f"rank must lie in {-samples} … {samples - 1} for {samples} samples; got {rank}")
-        return Rank(rank=int(rank) % samples, whole=samples)
-
-    return _filtered(image, size, chosen, **options)
+    return _filtered(image, size, int(rank), **options)
 
 
 def minimum_filter(image: Any, size: int | Sequence[int] | None = None, **options: Unpack[Options]) -> Any:
     """The smallest sample of each window. Everything is as in `median_filter`."""
-    return _filtered(image, size, lambda _samples: Rank(percentile=0.0), **options)
+    return _filtered(image, size, Rank(percentile=0.0), **options)
 
 
 def maximum_filter(image: Any, size: int | Sequence[int] | None = None, **options: Unpack[Options]) -> Any:
     """The largest sample of each window. Everything is as in `median_filter`."""
-    return _filtered(image, size, lambda _samples: Rank(percentile=100.0), **options)
+    return _filtered(image, size, Rank(percentile=100.0), **options)
 
 
 def _filtered(
     image: Any,
     size: Any,
-    rank_among: Any,
+    rank: Rank | int,
+    *,
+    out: Any = None,
+    workers: int | None = None,
+    stream: Any = None,
+    difference: Difference | None = None,
+    **options: Any,
+) -> Any:
+    if not hasattr(image, "dtype") or not hasattr(image, "ndim"):
+        raise TypeError(f"image must be a NumPy or CuPy array; got {type(image).__name__}")
+    check_workers(workers)
+    check_array("image", image)
+    # Checks and tasks are made once: a stream of chunks repeats calls, and some kernels take less time than they do.
+    key = None
+    if options.get("footprint") is None:
+        key = repr((image.shape, image.dtype.str, size, rank, options))
+    found = _plans.get(key)
+    if found is None:
+        found = _planned(image.shape, image.dtype, size, rank, **options)
+        if key is not None:
+            if len(_plans) >= MAX_PLANS:
+                _plans.clear()
+            _plans[key] = found
+    task, shape, order, refuses_nan = found
+    if refuses_nan and bool((image != image).any()):  # noqa: PLR0124 - true only for NaN
+        raise ValueError('image contains NaN (nan_policy "raise")')
+    check_out(out, shape, task.dtype, apart_from={"image": image})
+    if order is None:
+        further = {} if difference is None else {"difference": difference}
+        return _body(image, task, out, workers, stream, **further).reshape(shape)
+    # Axes that are too far apart are moved together.
+    result = _body(image.transpose(order), task, None, workers, stream)
+    result = result.reshape([shape[axis] for axis in order]).transpose(np.argsort(order))
+    if out is None:
+        return result.copy(order="C")
+    out[...] = result
+    return out
+
+
+# Task, shape of the result, order of the axes if they are moved, and whether an image with NaN is refused.
+Plan = tuple[Task, tuple[int, ...], list[int] | None, bool]
+MAX_PLANS = 256
+_plans: dict[str | None, Plan] = {}
+
+
+def _planned(
+    image_shape: tuple[int, ...],
+    image_dtype: np.dtype[Any],
+    size: Any,
+    rank: Rank | int,
     *,
     footprint: Any = None,
     mode: str | Sequence[str] = "reflect",
@@ -130,31 +173,20 @@ def _filtered(
     channel_axis: int | None = None,
     nan_policy: str = "propagate",
     nodata: float | None = None,
-    out: Any = None,
-    workers: int | None = None,
-    stream: Any = None,
-    difference: Difference | None = None,
-) -> Any:
-    if not hasattr(image, "dtype") or not hasattr(image, "ndim"):
-        raise TypeError(f"image must be a NumPy or CuPy array; got {type(image).__name__}")
-    check_workers(workers)
-    check_array("image", image)
-    chosen = filtered_axes(image.shape, image.dtype, axes, channel_axis)
+) -> Plan:
+    chosen = filtered_axes(image_shape, image_dtype, axes, channel_axis)
     sizes, mask = _window(size, footprint, chosen)
     modes = per_axis("mode", mode, chosen)
-    check_cval(image.dtype, cval)
+    check_cval(image_dtype, cval)
     if nan_policy not in NAN_POLICIES:
         raise ValueError(f"nan_policy must be one of {', '.join(NAN_POLICIES)}; got {nan_policy!r}")
     if nodata is not None:
-        check_cval(image.dtype, nodata, "nodata")
+        check_cval(image_dtype, nodata, "nodata")
         if math.isnan(nodata):
             nan_policy, nodata = "omit", None
     samples = math.prod(sizes) if mask is None else int(mask.sum())
     if samples > MAX_SAMPLES:
         raise ValueError(f"size makes a window of {samples:,} samples; at most {MAX_SAMPLES:,} are supported")
-    is_refused = nan_policy == "raise" and image.dtype.kind == "f"
-    if is_refused and bool((image != image).any()):  # noqa: PLR0124 - true only for NaN
-        raise ValueError('image contains NaN (nan_policy "raise")')
     windows = {
         axis: (taps, of, shift)
         for axis, taps, of, shift in zip(chosen, sizes, modes, _origins(origin, sizes, chosen), strict=True)
@@ -163,30 +195,25 @@ def _filtered(
     mask = None if mask is None else mask.transpose(np.argsort(chosen))
     if len(windows) > MAX_AXES:
         raise ValueError(f"size filters {len(windows)} axes; at most {MAX_AXES} are supported: give 1 for the others")
-    dtype = np.dtype(image.dtype).newbyteorder("=")
-    shape = [*image.shape]
+    shape = [*image_shape]
     for axis, window in windows.items():
         shape[axis] = axis_of(shape[axis], *window).out_length
-    check_out(out, tuple(shape), dtype, apart_from={"image": image})
-    rank = rank_among(samples)
-    # Axes that are too far apart are moved together.
-    others = [axis for axis in range(image.ndim) if axis not in windows]
-    order = [*range(image.ndim)] if is_foldable(windows, image.shape) else [*others, *sorted(windows)]
+    if isinstance(rank, int):
+        if not -samples <= rank < samples:
+            raise ValueError(f"rank must lie in {-samples} … {samples - 1} for {samples} samples; got {rank}")
+        rank = Rank(rank=rank % samples, whole=samples)
+    order = [*range(len(shape))]
+    if not is_foldable(windows, image_shape):
+        order = [*(axis for axis in order if axis not in windows), *sorted(windows)]
     moved = {order.index(axis): window for axis, window in windows.items()}
-    planes, spans, inner = folded([image.shape[axis] for axis in order], moved)
+    planes, spans, inner = folded([image_shape[axis] for axis in order], moved)
     task = Task(
-        dtype=dtype, planes=planes, axes=spans, inner=inner, footprint=_reshaped(mask, spans), rank=rank,
-        samples=samples, omit_nan=nan_policy == "omit", nodata=nodata, cval=cval,
+        dtype=np.dtype(image_dtype).newbyteorder("="), planes=planes, axes=spans, inner=inner,
+        footprint=_reshaped(mask, spans), rank=rank, samples=samples, omit_nan=nan_policy == "omit", nodata=nodata,
+        cval=cval,
     )  # fmt: skip
-    further = {} if difference is None or order != sorted(order) else {"difference": difference}
-    result = _body(image.transpose(order), task, out if order == sorted(order) else None, workers, stream, **further)
-    if order == sorted(order):
-        return result.reshape(shape)
-    result = result.reshape([shape[axis] for axis in order]).transpose(np.argsort(order))
-    if out is None:
-        return result.copy(order="C")
-    out[...] = result
-    return out
+    is_moved = order != sorted(order)
+    return task, tuple(shape), order if is_moved else None, nan_policy == "raise" and image_dtype.kind == "f"
 
 
 def _body(image: Any, task: Task, out: Any, workers: int | None, stream: Any, **further: Any) -> Any:

@@ -45,7 +45,7 @@ class Rank:
 class Difference:
     """A difference that a filter may take as it stores its results, which saves a pass over memory.
 
-    image   : C-contiguous, of the results' shape and dtype
+    image   : of the results' shape and dtype
     reverse : the image from the results, instead of the results from the image
     is_done : whether the filter took it
     """

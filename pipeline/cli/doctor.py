@@ -1,4 +1,4 @@
-"""`millrace doctor`: what this machine has, what hinders jobs here, and how to mend it."""
+"""`millrace doctor`: what this machine has, what hinders jobs here, and how to fix it."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 @dataclass(frozen=True)
 class Finding:
-    """What was found of one thing. `mend`: what to do about it; `stops_jobs`: without that, no job can run."""
+    """One finding. `remedy`: what to do about it; `stops_jobs`: no job can run until that is done."""
 
     thing: str
     found: str
-    mend: str | None = None
+    remedy: str | None = None
     stops_jobs: bool = False
 
     def line(self) -> str:
-        mark = "ok" if self.mend is None else "FIX" if self.stops_jobs else "note"
-        return f"{mark:4}  {self.thing:14}  {self.found}{f': {self.mend}' if self.mend else ''}"
+        mark = "ok" if self.remedy is None else "FIX" if self.stops_jobs else "note"
+        return f"{mark:4}  {self.thing:14}  {self.found}{f': {self.remedy}' if self.remedy else ''}"
 
 
 def findings() -> Iterator[Finding]:
-    """Everything there is to tell, one after the other."""
+    """All findings, in the order of the report."""
     yield _program()
     yield from _devices()
     yield _memory()
@@ -88,8 +88,8 @@ def _memory() -> Finding:
     limit = _number(_CGROUP / "memory.max")
     if limit is not None and limit < total:
         total, free = limit, min(free, limit - (_number(_CGROUP / "memory.current") or 0))
-    mend = "jobs may not fit: pass a small --memory, or end other programs" if free < _LITTLE_MEMORY_BYTES else None
-    return Finding("memory", f"{format_bytes(free)} of {format_bytes(total)} free", mend)
+    remedy = "jobs may not fit: pass a small --memory, or end other programs" if free < _LITTLE_MEMORY_BYTES else None
+    return Finding("memory", f"{format_bytes(free)} of {format_bytes(total)} free", remedy)
 
 
 def _number(path: Path) -> int | None:
@@ -106,8 +106,10 @@ def _shared_memory() -> Finding:
         return Finding(
             "shared memory", f"/dev/shm: {error.strerror}", "jobs on several GPUs need it: mount a tmpfs there"
         )
-    mend = "jobs on several GPUs need more: start the container with --shm-size=1g"
-    return Finding("shared memory", f"/dev/shm of {format_bytes(size)}", mend if size < _LITTLE_SHARED_BYTES else None)
+    remedy = "jobs on several GPUs need more: start the container with --shm-size=1g"
+    return Finding(
+        "shared memory", f"/dev/shm of {format_bytes(size)}", remedy if size < _LITTLE_SHARED_BYTES else None
+    )
 
 
 def _space(thing: str, folder: Path) -> Finding:
@@ -124,8 +126,10 @@ def _caches() -> Iterator[Finding]:
     folder = cache_folder("numba").parent
     existing = next(each for each in (folder, *folder.parents) if each.exists())
     writable = os.access(existing, os.W_OK | os.X_OK)
-    mend = "this user may not write there, so every run compiles its kernels: set MILLRACE_CACHE_DIR to another folder"
-    yield Finding("kernel cache", str(folder), None if writable else mend)
+    remedy = (
+        "this user may not write there, so every run compiles its kernels: set MILLRACE_CACHE_DIR to another folder"
+    )
+    yield Finding("kernel cache", str(folder), None if writable else remedy)
 
 
 def _open_files() -> Finding:

@@ -66,7 +66,7 @@ class _FreeSlots:
         self._tokens.put(True)
 
     def end(self) -> None:
-        """No slot will be freed any more: waiting threads get None."""
+        """No more slots will be freed: waiting threads get None."""
         self._tokens.put(False)
 
     def get(self) -> Slot | None:

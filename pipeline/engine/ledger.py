@@ -286,10 +286,10 @@ class Ledger:
     def refuse_others(self) -> None:
         """OutputError if something else has its name, or is in its folder."""
         if not self.exists:
-            raise OutputError(f"{self.folder}: has the ledger's name but is none; remove or rename it")
+            raise OutputError(f"{self.folder}: is not a Millrace ledger but has its name; remove or rename it")
         strange = next((path for path in self.folder.glob("*") if not _OURS.fullmatch(path.name)), None)
         if strange is not None:
-            raise OutputError(f"{strange}: is in the ledger's folder but is no part of it; remove or rename it")
+            raise OutputError(f"{strange}: does not belong in the ledger's folder; remove or rename it")
 
     @property
     def _runs(self) -> list[str]:

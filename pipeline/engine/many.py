@@ -1,9 +1,9 @@
 """Many files in one run: files of one kind share a job, and are published together; one damaged file stops no other.
 
 While the run lasts, `FOLDER/.millrace` holds its lists of files (`pipeline.formats.image.file_list`), each with the
-partial output, ledger and receipt of its job. At the end one table, `FOLDER/millrace.receipts.json`, tells what became
-of every file, and the folder is removed. `--resume` skips files that either of them reports as published, unless they
-have changed since, and goes on with unfinished lists.
+partial output, ledger and receipt of its job. At the end one table, `FOLDER/millrace.receipts.json`, records the
+outcome of every file, and the folder is removed. `--resume` skips files that either of them reports as published,
+unless they have changed since, and continues with unfinished lists.
 """
 
 from __future__ import annotations

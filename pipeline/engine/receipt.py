@@ -68,13 +68,15 @@ def make_receipt(
     }
 
 
-# Of the unit of an audit's error: the values that are compared, and the unit in a sentence.
+# By the unit of an audit's error: the noun for the compared values, and the unit in a sentence.
 _AUDITED = {
     "sample values": ("pixel", "of a step"),
     "relative to the window's largest value": ("pixel", "of the window's largest value"),
     "relative to the largest value": ("pixel", "of the largest value"),
     "relative to the sum of the terms' sizes": ("point", "of the sum of the terms' sizes"),
-    "relative to the field of unordered charges": ("point", "of the field of unordered charges"),
+    "relative to the RMS potential of uncorrelated charges": (
+        "point", "of the RMS potential of uncorrelated charges",
+    ),
     "k-space samples, relative to the sum of the pixels' magnitudes": (
         "k-space sample", "of the sum of the pixels' magnitudes",
     ),

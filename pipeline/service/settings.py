@@ -185,9 +185,7 @@ class ServiceSettings(StateSettings):
     )
     group_roots: Annotated[
         dict[str, Annotated[list[_Root], BeforeValidator(_listed)]], BeforeValidator(_table("GROUP=FOLDER:FOLDER,…"))
-    ] = Field(
-        {}, description="folders that take the place of the data roots for the jobs of a group: GROUP=FOLDER:FOLDER,…"
-    )
+    ] = Field({}, description="folders that replace the data roots for the jobs of a group: GROUP=FOLDER:FOLDER,…")
     host: str = Field("127.0.0.1", description="address to listen on; tokens are required unless it is loopback")
     port: _Count = Field(8765, ge=0, le=65535, description="port to listen on; 0: any free port")
     scheduler: str | None = Field(
@@ -224,27 +222,26 @@ class ServiceSettings(StateSettings):
         [], description="addresses or networks of reverse proxies whose headers are believed, separated by commas"
     )
     proxy_user_header: _Header | None = Field(
-        None, description="header in which the trusted proxies name the user, such as X-Forwarded-User; by default none"
+        None,
+        description="header with the user's name, set by trusted proxies, such as X-Forwarded-User; by default none",
     )
     proxy_groups_header: _Header | None = Field(
-        None, description="header in which they name the user's groups, separated by commas"
+        None, description="header with the user's groups, separated by commas, set by trusted proxies"
     )
     proxy_operator_group: str | None = Field(None, description="group of a proxy's users who are operators")
     proxy_viewer_group: str | None = Field(None, description="group of a proxy's users who may only look")
     audit_log: _Folder | None = Field(
-        None, description="file of who did what, from where; by default audit.jsonl in the state_dir"
+        None, description="file that records who did what, from where; by default audit.jsonl in the state_dir"
     )
     audit_log_bytes: Annotated[int, BeforeValidator(parse_bytes)] = Field(
-        "64MiB", validate_default=True, ge=1 << 12, description="size at which another file of it begins"
+        "64MiB", validate_default=True, ge=1 << 12, description="size at which a new file is started"
     )
     audit_log_files: _Count = Field(16, ge=1, le=10_000, description="how many of these files are kept")
-    quota_days: _Count = Field(30, ge=1, le=366, description="days, of which today is the last, that quotas are for")
+    quota_days: _Count = Field(30, ge=1, le=366, description="quotas count the use of this many days, today included")
     jobs_at_once: _Count = Field(2, ge=1, le=1024, description="maximum number of running jobs")
     jobs_at_once_of_an_owner: _Count = Field(8, ge=1, le=1024, description="maximum number of one owner's running jobs")
     jobs_waiting_of_an_owner: _Count = Field(10_000, ge=1, description="maximum number of one owner's unfinished jobs")
-    planning_s: _Count = Field(
-        600, ge=1, le=86_400, description="seconds that opening and planning a job may take; then it fails"
-    )
+    planning_s: _Count = Field(600, ge=1, le=86_400, description="seconds to open and plan a job, before it fails")
     keep_days: _Count = Field(90, ge=1, le=36_500, description="days to keep records of finished jobs; outputs stay")
     limits: Annotated[LimitSettings, BeforeValidator(_table("time=2h,memory_cap=16GiB,…"))] = Field(
         NO_DEFAULTS,
@@ -255,7 +252,7 @@ class ServiceSettings(StateSettings):
         None, description="address to notify of every job that ends"
     )
     webhook_hosts: Annotated[list[str], BeforeValidator(_listed_by_commas)] = Field(
-        [], description="HOST or HOST:PORT, separated by commas, that jobs may have notified [default: none]"
+        [], description="hosts that jobs may notify, as HOST or HOST:PORT, separated by commas [default: none]"
     )
     webhook_secret_file: _Folder | None = Field(None, description="file with the secret that signs notifications")
     drain_s: _Count = Field(10, ge=0, le=86_400, description="seconds for running jobs to stop after SIGTERM")

@@ -234,7 +234,7 @@ class PartialObjects:
 
     def _refuse_foreign(self) -> None:
         if self.final.lists and next(self.final.iterdir(), None) is not None:
-            raise OutputError(f"{self.final}: there are objects that are no result; choose another name")
+            raise OutputError(f"{self.final}: objects that are not a result are in the way; choose another name")
 
 
 @contextmanager

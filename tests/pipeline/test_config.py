@@ -129,5 +129,5 @@ def test_a_missing_file_is_named(tmp_path):
 
 def test_a_file_that_is_no_text_is_told_without_its_bytes(tmp_path):
     (tmp_path / "binary.toml").write_bytes(b"\xff\xfe")
-    with pytest.raises(ParameterError, match=r"binary\.toml: is no UTF-8 text; name a TOML file"):
+    with pytest.raises(ParameterError, match=r"binary\.toml: is not UTF-8 text; name a TOML file"):
         load_settings({}, file=tmp_path / "binary.toml")

@@ -43,7 +43,7 @@ def _now() -> list[Panel]:
             Query(f"max(gpu:millrace_gpu_memory:ratio{_CHOSEN})", "memory"), thresholds=_MEMORY_STEPS,
         ),
         number(
-            "Utilization", "Share of the time in which a kernel ran, mean of the GPUs.", "percentunit",
+            "Utilization", "Share of the time that a kernel was running, mean of the GPUs.", "percentunit",
             Query(f"avg(max by (gpu) (millrace_gpu_utilization_ratio{_CHOSEN}))", "utilization"),
         ),
         number(
@@ -64,7 +64,7 @@ def _now() -> list[Panel]:
 def _load() -> list[Panel]:
     return [
         graph(
-            "Utilization", "Share of the time in which a kernel ran; the ten busiest GPUs.", "percentunit",
+            "Utilization", "Share of the time that a kernel was running; the ten busiest GPUs.", "percentunit",
             [Query(f"topk(10, max by (gpu) (millrace_gpu_utilization_ratio{_CHOSEN}))", "{{gpu}}")], highest=1,
             listed=True,
         ),

@@ -168,7 +168,7 @@ def _stages() -> list[Panel]:
             thresholds=_OVERLAP_STEPS, colours={"goal": GOOD}, highest=1, columns=24, listed=True,
         ),
         graph(
-            "Time at work", "Share of the time in which a worker has any chunk on its way; the ten busiest.",
+            "Time at work", "Share of the time that a worker has any chunk in progress; the ten busiest.",
             "percentunit",
             [Query(
                 _fastest("rate(millrace_pipeline_wall_seconds_total[$__rate_interval])"), "{{instance}} {{device}}"

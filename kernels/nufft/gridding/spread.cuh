@@ -31,7 +31,7 @@ __device__ inline Tile tile_at(int number, const Gridding& g) {
     return {x * O::X, patch / patches_x / patches_z * TILE, z * O::Z, x < along_x && z < along_z};
 }
 
-// Columns of bins along an axis in which a kernel that reaches a bin can start.
+// Along one axis: the number of bins that can hold the start of a kernel that reaches a given bin.
 __device__ inline int reaching_bins(const Gridding& g) { return (g.width + 2) / TILE + 1; }
 
 // One of the runs of the sorted order that hold a tile's candidates.

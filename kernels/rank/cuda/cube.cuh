@@ -1,19 +1,21 @@
-// Medians of 3 × 3 × 3, by networks in registers that neighbours share. Part of rank.cu.
+// Medians of 3 × 3 × 3 and 5 × 5 × 5, by networks in registers that neighbours share. Part of rank.cu.
 //
-// A warp goes through the planes of two rows and 30 columns of results; the rows lie in the halves of each word. In every
-// plane a lane sorts its column of three samples, and merges it with those of the next two lanes, to the nine of its window
-// in that plane. The sorted planes of two results:
+// A warp goes through the planes of two rows and 32 - SIZE + 1 columns of results; the rows lie in the halves of each word.
+// In every plane a lane sorts its column of SIZE samples, and merges it with those of the next lanes, to the samples of its
+// window in that plane. The sorted planes of two results:
 //
-//      p0 [p1 p2] p3        p1 and p2 are merged for both; of their 18 samples the ten that can still be the median of 27
-//                           are kept, and ranked among those of p0 for the first result, of p3 for the second
+//      p0 [p1 p2] p3            p1 and p2 are merged for both; only samples that can still be the median are kept, and
+//      p0 [p1 p2] [p3 p4] p5    ranked among those of p0 for the first result, of the last plane for the second. The
+//                               next two results share [p3 p4].
 //
-// About 40 minima or maxima a result. Lanes wait for the others of their warp as they exchange columns, and for nobody else.
+// About 40 minima or maxima a result, and 370 for SIZE 5. Samples of the next two planes are on their way meanwhile. Lanes
+// only wait for the others of their warp, as they exchange columns.
 #pragma once
 
 #include "gather.cuh"
 #include "networks.cuh"
 
-constexpr int CUBE_WARPS = 4, CUBE_COLUMNS = 30;
+constexpr int CUBE_WARPS = 4;
 
 struct CubeTask {
     long long planes;  // volumes
@@ -21,14 +23,16 @@ struct CubeTask {
     int tiles, pairs, pieces, piece;  // of columns; of rows; of planes; planes of results of a piece, an even number
 };
 
-// median_cube: one warp computes `piece` planes of results, of two rows and CUBE_COLUMNS columns.
-template <typename Sample>
+// median_cube: one warp computes `piece` planes of results, of two rows.
+template <typename Sample, int SIZE>
 __global__ void __launch_bounds__(32 * CUBE_WARPS) median_cube(
     const Sample* __restrict__ in, Sample* __restrict__ out, const __grid_constant__ CubeTask task, Sample cval) {
+    constexpr int COLUMNS = 32 - SIZE + 1, PLANE = SIZE * SIZE, CORE = PLANE * (SIZE - 1), MIDDLE = PLANE * SIZE / 2;
+    constexpr int FROM = MIDDLE - PLANE, KEPT = PLANE + 1;  // of the core: what can still be the median
     const int lane = threadIdx.x;
     long long rest = blockIdx.x * static_cast<long long>(CUBE_WARPS) + threadIdx.y;
     if (rest >= task.planes * task.pieces * task.pairs * task.tiles) return;
-    const int x = static_cast<int>(rest % task.tiles) * CUBE_COLUMNS + lane;
+    const int x = static_cast<int>(rest % task.tiles) * COLUMNS + lane;
     rest /= task.tiles;
     const int y = static_cast<int>(rest % task.pairs) * 2;
     rest /= task.pairs;
@@ -39,46 +43,94 @@ __global__ void __launch_bounds__(32 * CUBE_WARPS) median_cube(
     in += rest / task.pieces * task.length[0] * plane;
     out += rest / task.pieces * task.out_length[0] * out_plane;
     const int from_x = border_index(x + task.first[2], task.length[2], task.mode[2]);
-    long long from[4];
+    int from[SIZE + 1];  // in a plane, which has fewer than 2^31 samples
 #pragma unroll
-    for (int k = 0; k < 4; ++k) {
+    for (int k = 0; k <= SIZE; ++k) {
         const int from_y = border_index(y + k + task.first[1], task.length[1], task.mode[1]);
-        from[k] = from_x < 0 || from_y < 0 ? -1 : static_cast<long long>(from_y) * task.length[2] + from_x;
+        from[k] = from_x < 0 || from_y < 0 ? -1 : from_y * task.length[2] + from_x;
     }
-    const auto sorted = [&](int z, Two (&nine)[9]) {
+    const auto fetch = [&](int z, Sample (&sample)[SIZE + 1]) {
         const int from_z = border_index(z + task.first[0], task.length[0], task.mode[0]);
-        unsigned key[4];
 #pragma unroll
-        for (int k = 0; k < 4; ++k) key[k] = key_of(from_z < 0 || from[k] < 0 ? cval : in[from_z * plane + from[k]]);
-        Two column[3], next[3], after[3], six[6];
+        for (int k = 0; k <= SIZE; ++k) sample[k] = from_z < 0 || from[k] < 0 ? cval : in[from_z * plane + from[k]];
+    };
+    const auto aside = [](const auto& lines, int by, auto& found) {
 #pragma unroll
-        for (int k = 0; k < 3; ++k) column[k] = {key[k] | key[k + 1] << 16};
+        for (int k = 0; k < static_cast<int>(sizeof(lines) / sizeof(Two)); ++k)
+            found[k] = {__shfl_down_sync(0xFFFFFFFFu, lines[k].bits, by)};
+    };
+    const auto sorted = [&](const Sample (&sample)[SIZE + 1], Two (&all)[PLANE]) {
+        Two column[SIZE], last[SIZE], next[SIZE], two[2 * SIZE];
+#pragma unroll
+        for (int k = 0; k < SIZE; ++k) column[k] = {key_of(sample[k]) | key_of(sample[k + 1]) << 16};
         sort(column);
-#pragma unroll
-        for (int k = 0; k < 3; ++k) {
-            next[k] = {__shfl_down_sync(0xFFFFFFFFu, column[k].bits, 1)};
-            after[k] = {__shfl_down_sync(0xFFFFFFFFu, column[k].bits, 2)};
+        aside(column, 1, next);
+        aside(column, SIZE - 1, last);
+        merge<0, 2 * SIZE>(column, next, two);
+        if constexpr (SIZE == 3) {
+            merge<0, PLANE>(two, last, all);
+        } else {
+            Two others[2 * SIZE], four[4 * SIZE];
+            aside(two, 2, others);
+            merge<0, 4 * SIZE>(two, others, four);
+            merge<0, PLANE>(four, last, all);
         }
-        merge<0, 6>(column, next, six);
-        merge<0, 9>(six, after, nine);
     };
     const auto store = [&](int z, Two found) {
-        if (lane >= CUBE_COLUMNS || x >= task.out_length[2] || z >= z1) return;
+        if (lane >= COLUMNS || x >= task.out_length[2] || z >= z1) return;
         Sample* target = out + z * out_plane + static_cast<long long>(y) * task.out_length[2] + x;
         target[0] = sample_of<Sample>(found.bits & 0xFFFFu);
         if (y + 1 < task.out_length[1]) target[task.out_length[2]] = sample_of<Sample>(found.bits >> 16);
     };
-    Two first[9], second[9], third[9], fourth[9];
-    sorted(z0, first);
-    sorted(z0 + 1, second);
-    for (int z = z0; z < z1; z += 2) {
-        sorted(z + 2, third);
-        sorted(z + 3, fourth);
-        Two both[10];
-        merge<4, 10>(second, third, both);
-        store(z, ranked_of<9>(both, first));
-        store(z + 1, ranked_of<9>(both, fourth));
+    const auto copy = [](const Two (&from)[PLANE], Two (&to)[PLANE]) {
 #pragma unroll
-        for (int i = 0; i < 9; ++i) first[i] = third[i], second[i] = fourth[i];
+        for (int i = 0; i < PLANE; ++i) to[i] = from[i];
+    };
+    // The planes z, z + 2 and, of SIZE 5, z + 3; p1 and p2 merged.
+    Sample raw[2][SIZE + 1];
+    const auto begin = [&](int z, Two (&all)[PLANE]) {
+        fetch(z, raw[0]);
+        sorted(raw[0], all);
+    };
+    Two first[PLANE], second[PLANE], both[CORE / 2], third[PLANE];
+    begin(z0, first);
+    begin(z0 + 1, second);
+    if constexpr (SIZE == 5) {
+        begin(z0 + 2, third);
+        merge<0, CORE / 2>(second, third, both);
+        copy(third, second);
+        begin(z0 + 3, third);
+    }
+    fetch(z0 + SIZE - 1, raw[0]);
+    fetch(z0 + SIZE, raw[1]);
+#pragma unroll 1
+    for (int z = z0; z < z1; z += 2) {
+        Sample now[2][SIZE + 1];
+#pragma unroll
+        for (int k = 0; k <= SIZE; ++k) now[0][k] = raw[0][k], now[1][k] = raw[1][k];
+        fetch(z + SIZE + 1, raw[0]);
+        fetch(z + SIZE + 2, raw[1]);
+        Two fourth[PLANE], kept[KEPT], last[PLANE];
+        sorted(now[0], fourth);
+        if constexpr (SIZE == 3) {
+            merge<FROM, KEPT>(second, fourth, kept);
+        } else {
+            Two others[CORE / 2];
+            merge<0, CORE / 2>(third, fourth, others);
+            merge<FROM, KEPT>(both, others, kept);
+#pragma unroll
+            for (int i = 0; i < CORE / 2; ++i) both[i] = others[i];
+        }
+        store(z, ranked_of<MIDDLE - FROM>(kept, first));
+        sorted(now[1], last);
+        store(z + 1, ranked_of<MIDDLE - FROM>(kept, last));
+        if constexpr (SIZE == 3) {
+            copy(fourth, first);
+            copy(last, second);
+        } else {
+            copy(second, first);
+            copy(fourth, second);
+            copy(last, third);
+        }
     }
 }

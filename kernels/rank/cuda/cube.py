@@ -1,4 +1,4 @@
-"""Medians of 3 × 3 × 3: arguments and launches of cube.cuh."""
+"""Medians of 3 × 3 × 3 and 5 × 5 × 5: arguments and launches of cube.cuh."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from kernels.rank.task import Task
 from kernels.runtime.launch import blocks_of, kernel
 from kernels.smoothing.borders import MODES
 
-WARPS, COLUMNS = 4, 30  # of cube.cuh
-PIECE = 32  # planes of results, of which a warp sorts two more
+SIZES = (3, 5)
+WARPS = 4  # of cube.cuh
+PIECE = 32  # planes of results, of which a warp sorts SIZE - 1 more
 MAX_BLOCKS = (1 << 31) - 1
 _NAMES = {name: C_TYPES[name] for name in ("uint8", "uint16", "int16")}
-ENTRIES = tuple(f"median_cube<{name}>" for name in _NAMES.values())
+ENTRIES = tuple(f"median_cube<{name}, {size}>" for name in _NAMES.values() for size in SIZES)
 
 
 class CubeTask(ctypes.Structure):
@@ -34,22 +35,23 @@ def applies(task: Task) -> bool:
         and task.footprint is None
         and task.nodata is None
         and task.inner == 1
-        and task.taps == (3, 3, 3)
+        and task.taps in [(size,) * 3 for size in SIZES]
         and task.rank.of(task.samples) == task.samples // 2
         and max(axis.length for axis in task.axes) < 1 << 30
+        and task.axes[1].length * task.axes[2].length < 1 << 31
         and math.prod(task.out_shape) < MAX_BLOCKS
     )
 
 
 def run(image: Any, task: Task, out: Any, stream: Any) -> None:
     depth, rows, columns = (axis.out_length for axis in task.axes)
-    each = ctypes.c_int * 3
+    each, size = ctypes.c_int * 3, task.taps[0]
     cube = CubeTask(
         planes=task.planes, length=each(*(axis.length for axis in task.axes)), out_length=each(depth, rows, columns),
         first=each(*(axis.first for axis in task.axes)), mode=each(*(MODES.index(axis.mode) for axis in task.axes)),
-        tiles=blocks_of(columns, COLUMNS), pairs=blocks_of(rows, 2), pieces=blocks_of(depth, PIECE), piece=PIECE,
+        tiles=blocks_of(columns, 32 - size + 1), pairs=blocks_of(rows, 2), pieces=blocks_of(depth, PIECE), piece=PIECE,
     )  # fmt: skip
     warps = task.planes * cube.pieces * cube.pairs * cube.tiles
-    kernel("rank", f"median_cube<{_NAMES[task.dtype.name]}>").launch(
+    kernel("rank", f"median_cube<{_NAMES[task.dtype.name]}, {size}>").launch(
         (blocks_of(warps, WARPS),), (32, WARPS), (image, out, cube, constants(task)[0]), stream=stream
     )

@@ -13,13 +13,22 @@ from kernels.rank.task import Axis, Difference, Task
 from kernels.runtime.launch import kernel, multiprocessors, shared_bytes_a_multiprocessor
 from kernels.smoothing.borders import MODES
 
-KERNELS = ("extreme_box", "extreme_rows")
 ENTRIES = tuple(
-    f"{name}<{c_type}, {least}>" for name in KERNELS for c_type in C_TYPES.values() for least in ("true", "false")
+    f"{name}<{c_type}, {least}{rows}>"
+    for name, rows in (
+        ("extreme_box", ", 4, false"),
+        ("extreme_box", ", 4, true"),
+        ("extreme_box", ", 8, true"),
+        ("extreme_rows", ""),
+    )
+    for c_type in C_TYPES.values()
+    for least in ("true", "false")
 )
 ROW_THREADS, ROW_WORDS = 256, 16  # of extremes.cuh
-BOX_THREADS, GROUP, HALF, SHORT_RUN, VECTOR = 256, 8, 4, 2, 16  # of box.cuh; VECTOR: bytes
-REGISTERS, ALL_REGISTERS = 128, 1 << 16  # of a thread, and of a multiprocessor
+BOX_THREADS = 256  # of box.cuh
+BLOCKS = {4: 3, 8: 2}  # of a multiprocessor, by the rows of a group
+FEW, SOME = 8, 20  # rows of a window: more than FEW are loaded twice, up to SOME in groups of four
+VECTOR = 16  # bytes
 # By the bytes of shared memory from which they hold: samples of a window down a column, more of which leave too few
 # threads on a multiprocessor; bytes of one along a row, more of which leave too few results of a tile.
 MOST = ((160 << 10, 64, 1040), (0, 24, 520))
@@ -44,7 +53,7 @@ class BoxTask(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_longlong) for name in ("planes", "in_plane", "out_plane", "in_pitch", "out_pitch")),
-        *((name, ctypes.c_longlong) for name in ("columns", "out_columns", "tile")),
+        *((name, ctypes.c_longlong) for name in ("image_plane", "image_pitch", "columns", "out_columns", "tile")),
         *((name, ctypes.c_int) for name in ("rows", "out_rows", "tiles", "bands", "band")),
         *((name, ctypes.c_int) for name in ("first_y", "first_x", "mode_y", "mode_x")),
         *((name, ctypes.c_int) for name in ("taps_y", "taps_x", "step", "pair", "slots")),
@@ -76,7 +85,11 @@ def run(image: Any, task: Task, out: Any, stream: Any, difference: Difference | 
         else:
             other = source
             if each.is_last and difference is not None:
-                each.subtracts, other, difference.is_done = 1 + difference.reverse, difference.image, True
+                each.subtracts, difference.is_done = 1 + difference.reverse, True
+                other = difference.image.reshape(each.planes, each.out_rows, each.out_columns)  # a view if it can be
+                if other.strides[-1] != other.itemsize:
+                    other = cupy.ascontiguousarray(other)
+                each.image_plane, each.image_pitch = (step // other.itemsize for step in other.strides[:2])
             _launch_box(each, types, task.dtype.itemsize, stream, (source, target, other, each, *values))
         source = target
 
@@ -180,47 +193,58 @@ def _launch_box(task: BoxTask, types: str, itemsize: int, stream: Any, arguments
     source, target, *_ = arguments
     task.aligned_in = task.in_pitch % each == source.data.ptr % VECTOR == 0
     task.aligned_out = task.out_pitch % each == target.data.ptr % VECTOR == 0
-    run = 1 if task.taps_y == 1 else SHORT_RUN if task.taps_y <= GROUP else GROUP
-    task.slots = 0 if run == 1 else run * (-(-(task.taps_y - 1) // run) + 1)
+    is_many, group = task.taps_y > FEW, 8 if task.taps_y > SOME else 4
+    task.slots = -(-(task.taps_y - 1) // group) if is_many else 0 if task.taps_y == 1 else task.taps_y // 2 * 2 + 2
     ahead = (0 if task.aligned_out else each - 1) + each - 1  # at most: samples of a tile before its first window
     is_short = task.taps_x < 2 * each
     is_direct = task.taps_x == 1 and task.aligned_out and task.first_x % each == 0
-    lost = 0 if is_direct else ahead // each + 3 if is_short else (ahead + task.taps_x - 1) // each + 1
-    bytes_a_thread = VECTOR * (task.slots + HALF) + 4 * each
+    if is_short:
+        lost = 0 if is_direct else ahead // each + (2 if task.taps_x <= each else 3)
+    else:
+        lost = (ahead + task.taps_x - 1) // each + 1
+    bytes_a_thread = VECTOR * (task.slots * (2 if is_many else 1) + group) + 4 * each
     if not is_short:
-        bytes_a_thread += HALF * (VECTOR + max(4, itemsize))
+        bytes_a_thread += group * (VECTOR + max(4, itemsize))
     rows = -(-task.out_rows // task.step)
     threads, task.band = _shape(
         bytes_a_thread, lost, -(-(task.out_columns + ahead) // each), rows, task.planes * task.step,
-        task.taps_y, multiprocessors(), shared_bytes_a_multiprocessor(),
+        task.taps_y, BLOCKS[group] * BOX_THREADS, multiprocessors(), shared_bytes_a_multiprocessor(),
     )  # fmt: skip
     task.tile = (threads - lost) * each
     task.tiles = -(-(task.out_columns + (0 if task.aligned_out else each - 1)) // task.tile)
     task.bands = -(-rows // task.band)
-    blocks = task.tiles * task.step * task.bands * task.planes
-    kernel("rank", f"extreme_box<{types}>").launch(
-        (blocks,), (threads,), arguments, shared_bytes=threads * bytes_a_thread, stream=stream
-    )
+    kernel("rank", f"extreme_box<{types}, {group}, {'true' if is_many else 'false'}>").launch(
+        (task.tiles * task.step * task.bands * task.planes,), (threads,), arguments,
+        shared_bytes=threads * bytes_a_thread, stream=stream,
+    )  # fmt: skip
 
 
 @functools.lru_cache(maxsize=256)
 def _shape(
-    bytes_a_thread: int, lost: int, vectors: int, rows: int, others: int, taps: int, processors: int, shared: int
+    bytes_a_thread: int,
+    lost: int,
+    vectors: int,
+    rows: int,
+    others: int,
+    taps: int,
+    most: int,
+    processors: int,
+    shared: int,
 ) -> tuple[int, int]:
     """Threads of a block and rows of a band, for the least time by this model: a block's time is its rows', and blocks
-    come in waves, each of those that the device holds."""
+    come in waves, each of those that the device holds; the last ends half a one late."""
     best, least = (0, 0), math.inf
     for threads in range(BOX_THREADS, 0, -32):
-        held = min(shared // (threads * bytes_a_thread + 1024), ALL_REGISTERS // REGISTERS // threads)
+        held = min(shared // (threads * bytes_a_thread + 1024), most // threads)
         if threads <= lost or held < 1:
             continue
         tiles = -(-vectors // (threads - lost))
         slowed = max(1.0, ENOUGH_THREADS / (threads * held)) ** 0.5
-        for waves in range(1, 9):
+        for waves in range(1, 5):
             bands = min(max(1, waves * processors * held // (tiles * others)), rows)
             band = -(-rows // bands)
             turns = -(-tiles * others * bands // (processors * held))
-            time = turns * (band + taps - 1 + 2 * GROUP) * held * threads * slowed
+            time = (turns + 0.5) * (band + (taps - 1) / 2 + 8) * held * threads * slowed
             if time < least:
                 best, least = (threads, band), time
     return best

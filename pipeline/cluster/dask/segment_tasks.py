@@ -61,7 +61,7 @@ class SegmentTasks:
         self._attempts: Counter[Segment] = Counter()
 
     def receipts(self, segments: Sequence[Segment]) -> Iterator[SegmentReceipt]:
-        """The receipts of the segments, in the order in which they finish."""
+        """The receipts of the segments, as they finish."""
         try:
             waiting = deque(segments)
             while waiting or self._running:
@@ -113,7 +113,7 @@ class SegmentTasks:
                 raise scheduler_lost(self._where)
 
     def _outcome(self, future: Future, segment: Segment) -> SegmentReceipt | None:
-        """The receipt; None where the segment shall run again because its worker died."""
+        """The receipt; None if the segment has to run again because its worker died."""
         if self._client.status != "running":
             raise scheduler_lost(self._where)
         chunks = _named(segment)
@@ -123,10 +123,10 @@ class SegmentTasks:
                 receipt: SegmentReceipt = future.result()
                 return receipt
             worker_died = isinstance(error, KilledWorker)
-        except MillraceError:  # its worker died before it could tell what it had, and another one failed
+        except MillraceError:  # its worker died before reporting its failure, and another one failed
             raise
         except Exception as lost:
-            # What it told is gone, with its worker or with the scheduler; what it did is in the ledger.
+            # Its report is lost with its worker or the scheduler; its work is in the ledger.
             error, worker_died = lost, True
         if self._client.status != "running":
             raise scheduler_lost(self._where) from error

@@ -57,7 +57,7 @@ class DaskWorkers:
         end_worker: Callable[[str], None] | None = None,
     ) -> None:
         """where   : names the cluster in messages
-        end_worker : ends the process of the worker at an address; default: the process is told to end
+        end_worker : ends the process of the worker at an address; by default the process is asked to end
 
         ClusterError or DeviceUnavailable if a worker is unfit.
         """

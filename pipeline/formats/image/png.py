@@ -181,7 +181,7 @@ def _read_header(file: PositionalFile) -> ImageHeader:
     width, height, depth, colour, *methods = _IHDR.unpack(_data_of(file, first))
     if not (0 < width <= LONGEST_SIDE and 0 < height <= LONGEST_SIDE):
         raise InputError(
-            f"{file.path}: its header says {width:,} × {height:,} pixels; 1 to {LONGEST_SIDE:,} a side can be read; "
+            f"{file.path}: its header states {width:,} × {height:,} pixels; 1 to {LONGEST_SIDE:,} a side can be read; "
             "export it as .tif"
         )
     if depth not in _DEPTHS.get(colour, ()):
@@ -296,6 +296,6 @@ def _decode(file: PositionalFile, header: ImageHeader) -> NDArray[Any]:
     if image.shape != header.shape or image.dtype != header.dtype:
         raise InputError(
             f"{file.path}: decoded to {image.dtype} {image.shape}, not {header.dtype} {header.shape} as its header "
-            "says; export it again"
+            "states; export it again"
         )
     return image

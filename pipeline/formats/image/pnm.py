@@ -168,7 +168,7 @@ def _checked_header(
     width, height, depth = size
     if 0 in (width, height, depth):
         channels = counted(depth, "channel")
-        raise InputError(f"{path}: the header says {width} × {height} pixels of {channels}; nothing to read")
+        raise InputError(f"{path}: the header states {width} × {height} pixels of {channels}; nothing to read")
     if not 1 <= maxval <= 65535:
         raise InputError(f"{path}: MAXVAL is {maxval}; it must lie in 1 … 65535; export the file again")
     shape, axes = ((height, width), "YX") if depth == 1 else ((height, width, depth), "YXS")
@@ -198,7 +198,7 @@ def _plain_reader(file: PositionalFile, header: ImageHeader, offset: int) -> Ima
             if done == count:
                 return samples.reshape(header.shape)
         promised = counted(count, "number")
-        raise InputError(f"{file.path}: its text does not hold {promised}, as its header says; export it again")
+        raise InputError(f"{file.path}: its text does not hold {promised}, as its header states; export it again")
 
     return WholeImageReader(file, header, decode)
 

@@ -190,7 +190,7 @@ class Ismrmrd(KSpaceReader):
             raise InputError(
                 f"{self.path}: the acquisitions hold no trajectory of 2 or 3 columns but "
                 f"{heads['trajectory_dimensions'][0]} "
-                f"(the header says '{self._xml.trajectory}'): store each sample's k-space position with them"
+                f"(the header states '{self._xml.trajectory}'): store each sample's k-space position with them"
             )
         kept = heads["number_of_samples"].astype(int) - heads["discard_pre"] - heads["discard_post"]
         if (kept < 1).any():

@@ -94,7 +94,7 @@ class DicomReader(ArrayReader):
             slope = float(shared.PixelValueTransformationSequence[0].RescaleSlope)
             frames = (int(found.NumberOfFrames), int(found.Rows), int(found.Columns))
         except (AttributeError, IndexError, ValueError, TypeError, pydicom.errors.InvalidDicomError) as error:
-            raise InputError(f"{path}: damaged, or no DICOM of MR images ({error}); make it again") from error
+            raise InputError(f"{path}: damaged, or not a DICOM file of MR images ({error}); make it again") from error
         times, slices, rows, columns = header.shape
         offset = path.stat().st_size - 2 * math.prod(header.shape)
         if frames != (times * slices, rows, columns) or offset < 0:

@@ -44,7 +44,7 @@ def sole_server(state_dir: Path) -> Iterator[None]:
             for descriptor in locks:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise ParameterError(f"state_dir {state_dir}: another server is at work on it; choose another") from error
+            raise ParameterError(f"state_dir {state_dir}: another server is using it; choose another") from error
         except OSError as error:  # on some network file systems
             raise ParameterError(
                 f"state_dir {state_dir}: cannot be locked ({error.strerror}); choose one on a local disk"
@@ -159,7 +159,7 @@ def restore(state_dir: Path, backup: Path) -> Path | None:
             with storing(backup), closing(sqlite3.connect(restored, isolation_level=None)) as connection:
                 connection.execute("BEGIN IMMEDIATE")
                 if connection.execute("PRAGMA user_version").fetchone()[0] == 0:  # an empty file too
-                    raise ParameterError(f"{backup}: is no backup; name a file that `millrace backup` wrote")
+                    raise ParameterError(f"{backup}: is not a backup; name a file that `millrace backup` wrote")
                 migrate(connection, backup, "name another backup")
                 connection.execute("DELETE FROM sessions")  # some may have been ended since
                 connection.execute("COMMIT")

@@ -139,7 +139,10 @@ class CoulombAudit:
         tolerance = STEP * (STEPS_A_TERM + math.sqrt(float(expected.counted.max(initial=0))))
         unit = "relative to the sum of the terms' sizes"
         if self._method is not None:
-            tolerance, unit = ACCURACIES * self._method.accuracy, "relative to the field of unordered charges"
+            tolerance, unit = (
+                ACCURACIES * self._method.accuracy,
+                "relative to the RMS potential of uncorrelated charges",
+            )
         passed = errors <= tolerance  # NaN is not
         if not passed.all():
             worst = int(np.argmin(passed))

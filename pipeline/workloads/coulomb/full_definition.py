@@ -22,9 +22,8 @@ def full_expectation(
 ) -> Expectation:
     """atoms: (n, 4) x, y, z, q; points: (m, 3) in angstrom; atoms closer than `own_angstrom` to a point are left out.
 
-    A value may be off by a few times `accuracy` times its size: that is the field of unordered charges, the root of
-    Σ q² rc over the volume, to which the error of splitting is proportional, and the rounding of float32, counted in
-    accuracies.
+    A value may be off by a few times `accuracy` times its size: that is the RMS potential of uncorrelated charges,
+    √(Σ q² rc / V), to which the error of splitting is proportional, and the rounding of float32, counted in accuracies.
     """
     smear, radius = method.smear_per_angstrom, method.exclude_radius_angstrom
     if cell is None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from kernels.morphology import difference, grey_dilation, grey_erosion
+from kernels.rank.task import Difference
 from pipeline.workloads.common.samples import computed_in
 from pipeline.workloads.filters.window import (
     Axes,
@@ -33,13 +35,13 @@ _FILTERS: dict[str, tuple[Any, ...]] = {
 
 
 def _halo(asked: Any, axes: int, *, operation: str) -> Sequence[tuple[int, int]]:
-    """What the window reaches; of two filters, twice its longer half on both sides, since one window is mirrored."""
+    """What the window reaches; of two filters, its whole length on both sides, since one window is mirrored."""
     sides = sides_of(asked, axes)
     if operation == "erode":
         return [(size // 2, (size - 1) // 2) for size in sides]
     if operation == "dilate":
         return [((size - 1) // 2, size // 2) for size in sides]
-    return [(size // 2 * 2,) * 2 for size in sides]
+    return [(size - 1,) * 2 for size in sides]
 
 
 def _apply(
@@ -56,27 +58,29 @@ def _apply(
     stream: Any,
     edges: Any,
 ) -> None:
-    """The operation on a block with its halo; what lies beyond the block's own edges does not reach the result."""
+    """The operation on a block with its halo; each filter takes its part of that away."""
     assert axes is not None
     options: dict[str, Any] = {"axes": axes, "nan_policy": nan_policy, "nodata": nodata, "stream": stream}
+    options |= {"mode": "valid", "workers": 1}
     filters = _FILTERS[operation]
     try:
         options |= window(size, footprint, radius, len(axes))
         if len(filters) == 1:
-            filters[0](block, mode="valid", out=out, workers=1, **options)
+            filters[0](block, out=out, **options)
             return
-        found = filters[0](block, mode="nearest", workers=1, **options)
-        edges.extend(found, axes)
-        found = filters[1](found, mode="nearest", workers=1, **options)
+        found = filters[0](block, **options)
+        is_left = filters[0] is grey_erosion  # an erosion reaches farther to the left, a dilation to the right
+        lost = (n - m for n, m in zip(block.shape, found.shape, strict=True))
+        first = tuple(at + (each + is_left) // 2 for at, each in zip(edges.first, lost, strict=True))
+        replace(edges, first=first).extend(found, axes)
+        kept = block[tuple(slice((n - m) // 2, (n + m) // 2) for n, m in zip(block.shape, out.shape, strict=True))]
+        taken = Difference(image=kept, reverse=operation == "bottomhat") if "hat" in operation else None
+        filters[1](found, out=out, difference=taken, **options)
     except ValueError as error:
         raise refused(error) from error
-    kept = tuple(slice((n - m) // 2, (n + m) // 2) for n, m in zip(block.shape, out.shape, strict=True))
-    if operation == "tophat":
-        difference(block[kept], found[kept], out, nodata, stream)
-    elif operation == "bottomhat":
-        difference(found[kept], block[kept], out, nodata, stream)
-    else:
-        out[...] = found[kept]
+    if taken is not None and not taken.is_done:
+        of, subtracted = (out, kept) if taken.reverse else (kept, out)
+        difference(of, subtracted, out, nodata, stream)
 
 
 def _of(operation: str, summary: str) -> Any:

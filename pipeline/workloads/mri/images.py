@@ -196,7 +196,7 @@ class ImageSource:
             maps = np.ascontiguousarray(array.transpose(0, *range(len(planes), 0, -1)), np.complex64)
         if not np.isfinite(maps).all() or not maps.any():
             raise InputError(
-                f"--sensitivities {name}: slice {slice_} holds values that are not finite, or only 0; make it anew, "
+                f"--sensitivities {name}: slice {slice_} holds values that are not finite, or only 0; create it again, "
                 "or leave --sensitivities out"
             )
         return maps

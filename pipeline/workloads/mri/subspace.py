@@ -49,7 +49,7 @@ def read_basis(path: Path, frames: int, where: Path) -> NDArray[Any]:
     if not 1 <= basis.shape[1] <= min(frames, MOST_COEFFICIENTS):
         raise InputError(f"{option}: has {basis.shape[1]} columns; 1 to {min(frames, MOST_COEFFICIENTS)} are possible")
     if not np.isfinite(basis).all():
-        raise InputError(f"{option}: holds values that are not finite; make it anew")
+        raise InputError(f"{option}: holds values that are not finite; create it again")
     apart = float(np.abs(basis.conj().T @ basis - np.eye(basis.shape[1])).max())
     if not apart <= _ORTHONORMAL:
         raise InputError(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kernels.smoothing.borders import OUTSIDE, border_indices
 from pipeline.workloads.common.samples import module_of
@@ -48,5 +49,14 @@ class Edges:
                     block[beyond] = self.cval
                     continue
                 # Sources that the block lacks belong to samples that no result of the block needs.
-                held = np.clip(sources - first, 0, count - 1)
-                block[beyond] = block.take(module_of(block).asarray(held), axis)
+                block[beyond] = _taken(block, np.clip(sources - first, 0, count - 1), axis)
+
+
+def _taken(block: Any, indices: NDArray[np.intp], axis: int) -> Any:
+    """`block.take(indices, axis)`; a view where they are all the same, or neighbours in turn."""
+    by = int(indices[-1] > indices[0]) - int(indices[-1] < indices[0])
+    if not np.array_equal(indices, indices[0] + by * np.arange(len(indices))):
+        return block.take(module_of(block).asarray(indices), axis)
+    begin, end = sorted((int(indices[0]), int(indices[-1])))
+    taken = block[(slice(None),) * axis + (slice(begin, end + 1),)]
+    return np.flip(taken, axis) if by < 0 else taken

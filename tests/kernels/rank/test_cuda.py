@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kernels.morphology import white_tophat
 from kernels.rank import (
     DTYPES,
     MODES,
@@ -109,6 +110,19 @@ def test_ranks_views_and_streams(cupy: Any) -> None:
     with cupy.cuda.Stream(non_blocking=True) as stream:
         found = rank_filter(view, -3, 5, channel_axis=2, stream=stream)
         same_bits(cupy.asnumpy(found, stream=stream), expected)
+
+
+def test_calls_with_other_arrays_of_the_same_layout(cupy: Any) -> None:
+    """Launches are repeated: on any stream, with the arrays of each call."""
+    filters = (lambda image, **out: median_filter(image, 3, **out), lambda image, **out: white_tophat(image, 9, **out))
+    for stream in (None, cupy.cuda.Stream(non_blocking=True), None):
+        for seed, filtered in product(range(3), filters):
+            image = samples_of((64, 128), "uint16", seed)
+            source, out = cupy.asarray(image), cupy.empty((64, 128), cupy.uint16)
+            cupy.cuda.Device().synchronize()
+            filtered(source, out=out, stream=stream)
+            cupy.cuda.Device().synchronize()
+            same_bits(cupy.asnumpy(out), filtered(image), f"{seed}")
 
 
 @pytest.mark.parametrize("columns", [1023, 1022, 1024, 7])

@@ -267,6 +267,15 @@ def test_radii_of_footprints(radius: Any) -> None:
         disk(radius)
 
 
+def test_a_mistake_is_found_after_a_call_that_looks_alike() -> None:
+    image = samples_of((7, 9), "float32")
+    minimum_filter(image, (1, 3), cval=0.0, mode="constant")
+    with pytest.raises(TypeError, match="size must be a whole number of samples; got True"):
+        minimum_filter(image, (True, 3), cval=0.0, mode="constant")
+    found = minimum_filter(np.ones((1, 1), np.float32), 3, cval=-0.0, mode="constant")
+    assert np.signbit(found).all()
+
+
 def test_other_refusals() -> None:
     with pytest.raises(ValueError, match=r"rank must lie in -9 … 8 for 9 samples; got 9"):
         rank_filter(np.zeros((7, 9), np.uint8), 9, 3)

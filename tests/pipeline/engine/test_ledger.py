@@ -298,9 +298,7 @@ def test_a_second_run_of_the_same_output_leaves_the_firsts_ledger_alone(folder):
 def test_a_folder_that_is_no_ledger_is_never_removed(folder):
     (folder / "out.npy.ledger").mkdir()
     (folder / "out.npy.ledger" / "precious").write_text("kept")
-    with pytest.raises(
-        OutputError, match=r"precious: is in the ledger's folder but is no part of it; remove or rename"
-    ):
+    with pytest.raises(OutputError, match=r"precious: does not belong in the ledger's folder; remove or rename"):
         run_job(*job_in(folder))
     assert (folder / "out.npy.ledger" / "precious").read_text() == "kept"
 
@@ -311,7 +309,7 @@ def test_what_lies_in_a_ledger_is_named_before_work_goes_on(folder):
     stray = folder / "out.npy.ledger" / "precious"
     stray.write_text("kept")
     written = []
-    with pytest.raises(OutputError, match=r"precious: is in the ledger's folder"):
+    with pytest.raises(OutputError, match=r"precious: does not belong in the ledger's folder"):
         run_job(*job_in(folder, resume=True), events=RunEvents(on_written=written.append))
     assert not written
     stray.unlink()

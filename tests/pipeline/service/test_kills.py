@@ -185,7 +185,7 @@ def test_whatever_ends_a_server_or_a_worker_every_acknowledged_job_is_done(tmp_p
 
 def test_a_second_server_on_one_state_folder_is_refused(tmp_path):
     settings = ServiceSettings(state_dir=tmp_path / "state", data_roots=[tmp_path])
-    with sole_server(settings.state_dir), pytest.raises(ParameterError, match="another server is at work on it"):
+    with sole_server(settings.state_dir), pytest.raises(ParameterError, match="another server is using it"):
         serve(settings)
 
 
@@ -193,7 +193,7 @@ def test_so_it_is_where_the_lock_file_was_removed(tmp_path):
     settings = ServiceSettings(state_dir=tmp_path / "state", data_roots=[tmp_path])
     with sole_server(settings.state_dir):
         (settings.state_dir / "lock").unlink()
-        with pytest.raises(ParameterError, match="another server is at work on it"):
+        with pytest.raises(ParameterError, match="another server is using it"):
             serve(settings)
     with sole_server(settings.state_dir):  # and once it has ended it is the next one's
         pass

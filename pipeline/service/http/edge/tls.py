@@ -74,6 +74,8 @@ def _load(context: ssl.SSLContext, cert: Path, key: Path) -> None:
         context.load_cert_chain(cert, key, password="")  # an encrypted key would be asked for on the terminal
     except ssl.SSLError as error:
         what = (
-            "do not belong together" if error.reason == "KEY_VALUES_MISMATCH" else "are no certificate and key in PEM"
+            "do not belong together"
+            if error.reason == "KEY_VALUES_MISMATCH"
+            else "are not a certificate and key in PEM"
         )
         raise ParameterError(f"tls_cert {cert} and tls_key {key}: {what} ({error.reason or error})") from error

@@ -234,7 +234,7 @@ def png_without_samples(filtering: int = 0) -> bytes:
     [
         (
             png_of(width=1, height=1, depth=8, colour=0, raw=b"\0a", between=chunk(b"tRNS", b"\0a\0\0")),
-            "as its header says",
+            "as its header states",
         ),
         (png_of(width=3, height=1, depth=8, colour=3, raw=b"\0\1\1\1"), "cannot be decoded (PngError)"),
         (png_without_samples(), "no IDAT"),

@@ -248,7 +248,7 @@ def test_a_result_is_never_replaced(s3: ObjectPath) -> None:
         images.create_image(s3 / "a.zarr", header_of(samples))
     assert contents(s3) == before
     (s3 / "other.zarr" / "notes.txt").write_bytes(b"mine")
-    with pytest.raises(OutputError, match="objects that are no result"):
+    with pytest.raises(OutputError, match="objects that are not a result"):
         images.create_image(s3 / "other.zarr", header_of(samples))
     assert (s3 / "other.zarr" / "notes.txt").read_bytes() == b"mine"
 

@@ -228,7 +228,7 @@ def with_nan(values, place=5):
     [
         (
             [acquisition(np.zeros((2, 5)), None)] * 3,
-            "hold no trajectory of 2 or 3 columns but 0 (the header says 'radial')",
+            "hold no trajectory of 2 or 3 columns but 0 (the header states 'radial')",
         ),
         ([acquisition(np.zeros((2, 5)), None, flags=DUMMY_FLAG)], "none of an image"),
         (damaged("active_channels", 2), "acquisitions differ in their number of coils: 2 has 2, 0 has"),

@@ -117,7 +117,7 @@ def test_damaged_files_get_one_line(tmp_path):
     whole = path.read_bytes()
     for damaged in (b"", whole[:100], whole[:700], whole[1000:]):
         path.write_bytes(damaged)
-        with pytest.raises(InputError, match=r"a\.dcm: damaged, or no DICOM of MR images"):
+        with pytest.raises(InputError, match=r"a\.dcm: damaged, or not a DICOM file of MR images"):
             open_series(path, described())
     path.write_bytes(whole)
     with pytest.raises(InputError, match="holds 6 frames of 5 × 7; make it again"):

@@ -111,7 +111,7 @@ def test_restoring_into_an_empty_folder(state, tmp_path):
 def test_not_while_a_server_runs(state, tmp_path):
     Store(state / JOBS).close()
     back_up(state, tmp_path / "backup")
-    with sole_server(state), pytest.raises(ParameterError, match="another server is at work on it"):
+    with sole_server(state), pytest.raises(ParameterError, match="another server is using it"):
         restore(state, tmp_path / "backup")
     restore(state, tmp_path / "backup")
 
@@ -135,8 +135,8 @@ def test_a_damaged_database_is_replaced_and_kept(state, tmp_path):
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (None, "there is no such file"), (b"", "is no backup"), (b"text" * 500, "file is not a database"),
-        ("CREATE TABLE jobs (a TEXT)", "is no backup"),
+        (None, "there is no such file"), (b"", "is not a backup"), (b"text" * 500, "file is not a database"),
+        ("CREATE TABLE jobs (a TEXT)", "is not a backup"),
         ("CREATE TABLE jobs (a TEXT); PRAGMA user_version = 4", "is a database of another program; name another"),
         ("PRAGMA user_version = 99", "was written by a newer Millrace (version 99); use that one, or name another"),
     ],

@@ -126,7 +126,7 @@ def test_a_wrong_map_is_not_published(folder, monkeypatch):
         return found
 
     monkeypatch.setattr(audit, "full_expectation", off)
-    with pytest.raises(AuditError, match="relative to the field of unordered charges"):
+    with pytest.raises(AuditError, match="relative to the RMS potential of uncorrelated charges"):
         make_map(folder, "cell.npz", scheme="ewald", accuracy=1e-5, **GRID)
     assert not (folder / "out.npy").exists()
 

@@ -274,7 +274,7 @@ def test_maps_that_are_0_or_not_finite_are_refused_with_their_slice(tmp_path, op
     path = write(tmp_path / "scan.npz", slices=2)
     np.save(tmp_path / "m.npy", maps)
     source = opened(path, sensitivities=str(tmp_path / "m.npy"))
-    message = "m.npy: slice 1 holds values that are not finite, or only 0; make it anew"
+    message = "m.npy: slice 1 holds values that are not finite, or only 0; create it again"
     with pytest.raises(InputError, match=message):
         source.sensitivities(1)
     with pytest.raises(InputError, match=message):

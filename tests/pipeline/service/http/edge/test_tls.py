@@ -65,7 +65,7 @@ def test_a_client_that_does_not_trust_it_sends_nothing(service, tmp_path):
 
 def test_a_ca_file_that_is_none_is_named(tmp_path):
     (tmp_path / "text").write_text("no certificate")
-    for name, said in (("none", "No such file or directory"), ("text", "is no certificate in PEM")):
+    for name, said in (("none", "No such file or directory"), ("text", "is not a PEM certificate")):
         with pytest.raises(ServiceRefused, match=f"MILLRACE_CA_FILE {tmp_path / name}: {said}; name the authority's"):
             Client("https://127.0.0.1:9", ca_file=tmp_path / name)
 
@@ -89,8 +89,8 @@ def test_plain_http_to_it_is_no_answer(service):
 @pytest.mark.parametrize(
     ("case", "said"),
     [
-        ("mismatch", "do not belong together"), ("encrypted", "are no certificate and key in PEM"),
-        ("text", "are no certificate and key in PEM"), ("missing", "No such file or directory; choose one"),
+        ("mismatch", "do not belong together"), ("encrypted", "are not a certificate and key in PEM"),
+        ("text", "are not a certificate and key in PEM"), ("missing", "No such file or directory; choose one"),
     ],
 )  # fmt: skip
 def test_what_is_no_certificate_is_refused_at_the_start(authority, tmp_path, case, said, millrace):
