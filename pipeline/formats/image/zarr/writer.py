@@ -122,6 +122,11 @@ class ZarrWriter(PartialWriter):
     def write(self, region: Region, samples: NDArray[Any]) -> None:
         self._write(region, samples, self._levels[0].write)
 
+    def _covers(self, start: Place, stop: Place, file: Place) -> bool:
+        """Whether a region of the array holds all of a file's samples."""
+        first, last = self._box(file)
+        return all(a <= c and d <= b for a, b, c, d in zip(start, stop, first, last, strict=True))
+
     def chunk_form(self, region: Region) -> ChunkForm | None:
         """As `pipeline.workloads.protocol.TakesPacked`."""
         return self._levels[0].chunk_form(region)
@@ -222,9 +227,7 @@ class _Level:
             whole: list[Place] = []
             parts: list[Place] = []
             for file in _under(start, stop, self._array.file_shape):
-                first, last = self._box(file)
-                covers = all(a <= c and d <= b for a, b, c, d in zip(start, stop, first, last, strict=True))
-                (whole if covers else parts).append(file)
+                (whole if self._covers(start, stop, file) else parts).append(file)
             self._store(start, stop, stored, whole, are_whole=True)
             if parts:
                 with self._sharing:
