@@ -122,11 +122,6 @@ class ZarrWriter(PartialWriter):
     def write(self, region: Region, samples: NDArray[Any]) -> None:
         self._write(region, samples, self._levels[0].write)
 
-    def _covers(self, start: Place, stop: Place, file: Place) -> bool:
-        """Whether a region of the array holds all of a file's samples."""
-        first, last = self._box(file)
-        return all(a <= c and d <= b for a, b, c, d in zip(start, stop, first, last, strict=True))
-
     def chunk_form(self, region: Region) -> ChunkForm | None:
         """As `pipeline.workloads.protocol.TakesPacked`."""
         return self._levels[0].chunk_form(region)
@@ -310,6 +305,11 @@ class _Level:
         else:
             with self._alone(self._partial) as older:
                 for_each(lambda file: store(file, older), files, file_bytes)
+
+    def _covers(self, start: Place, stop: Place, file: Place) -> bool:
+        """Whether a region of the array holds all of a file's samples."""
+        first, last = self._box(file)
+        return all(a <= c and d <= b for a, b, c, d in zip(start, stop, first, last, strict=True))
 
     def chunk_form(self, region: Region) -> ChunkForm | None:
         """How a device may encode a region; None unless it consists of whole files of Blosc chunks."""
