@@ -86,7 +86,8 @@ class BlockCache:
 
     def begin(self, at: Place) -> None:
         """A read of this place in the schedule begins."""
-        self._latest.append(at)
+        with self._lock:
+            self._latest.append(at)
 
     def lacks(self, key: Key) -> bool:
         """Whether the block has to be decoded, by this thread or another."""

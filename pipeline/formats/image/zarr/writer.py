@@ -306,6 +306,11 @@ class _Level:
             with self._alone(self._partial) as older:
                 for_each(lambda file: store(file, older), files, file_bytes)
 
+    def _covers(self, start: Place, stop: Place, file: Place) -> bool:
+        """Whether a region of the array holds all of a file's samples."""
+        first, last = self._box(file)
+        return all(a <= c and d <= b for a, b, c, d in zip(start, stop, first, last, strict=True))
+
     def chunk_form(self, region: Region) -> ChunkForm | None:
         """How a device may encode a region; None unless it consists of whole files of Blosc chunks."""
         start, stop = self._in_order(region.start), self._in_order(region.stop)
