@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
@@ -32,6 +33,7 @@ class CaptureSpace:
 
         self._outside = outside
         self._pool = cupy.cuda.MemoryPool(more)
+        weakref.finalize(self, self._pool.free_all_blocks).atexit = False  # CuPy's pools do not by themselves
         self._aside = cupy.cuda.Stream(non_blocking=True)  # the default stream cannot be captured
 
     def captured(self, run: Callable[[Any], None]) -> Any:
