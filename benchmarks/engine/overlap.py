@@ -15,14 +15,14 @@ from pipeline.config import format_bytes
 from pipeline.engine.device_pipeline import DevicePipeline, slot_bytes
 from pipeline.engine.devices.device import OVERLAPS
 from pipeline.engine.run import RunOptions, open_device, plan_job
-from pipeline.engine.stages import STAGES
+from pipeline.engine.stages import ALWAYS
 from pipeline.formats import image as images
 from pipeline.formats.image.base import ImageHeader, Region
 from pipeline.workloads import JobSpec, workloads
 
 COLUMNS = 20_000
 BAND_ROWS = 500
-COLOURS = dict(zip(STAGES, ("#4c78a8", "#f58518", "#54a24b", "#e45756", "#72b7b2"), strict=True))
+COLOURS = dict(zip(ALWAYS, ("#4c78a8", "#f58518", "#54a24b", "#e45756", "#72b7b2"), strict=True))
 
 
 def main() -> None:
@@ -98,7 +98,7 @@ def _plot(results: list[dict[str, Any]], path: Path) -> None:
             # The outline keeps short intervals visible.
             look = {"height": 0.8, "color": COLOURS[stage], "edgecolor": COLOURS[stage], "linewidth": 0.4}
             axes.barh(row, ended - began, left=began, **look)
-        axes.set_yticks(range(len(STAGES)), STAGES)
+        axes.set_yticks(range(len(ALWAYS)), ALWAYS)
         axes.invert_yaxis()
         axes.set_title(f"overlap {result['overlap']}: {result['wall_seconds']:.2f} s", loc="left", fontsize=10)
         axes.spines[["top", "right"]].set_visible(False)

@@ -306,6 +306,190 @@ class _Level:
             with self._alone(self._partial) as older:
                 for_each(lambda file: store(file, older), files, file_bytes)
 
+    def chunk_form(self, region: Region) -> ChunkForm | None:
+        """As `pipeline.workloads.protocol.TakesPacked`."""
+        return self._levels[0].chunk_form(region)
+
+    def write_packed(self, region: Region, samples: NDArray[Any], chunks: Sequence[NDArray[np.uint8]]) -> None:
+        """As `write`; `chunks`: those of the image itself, encoded, in the order of `chunk_form`."""
+        self._write(region, samples, lambda part, _: self._levels[0].write_packed(part, chunks))
+
+    def _write(
+        self, region: Region, samples: NDArray[Any], write_image: Callable[[Region, NDArray[Any]], None]
+    ) -> None:
+        require_fit(self.header, region, samples)
+        if samples.size == 0:
+            return
+        count = len(self._levels) - 1
+        if count:
+            require_alignment(self.header, region)
+        write_image(region, samples)
+        for level, part, reduced in self._reduction.levels_of(region, samples, count):
+            self._levels[level].write(part, reduced)
+
+    def flush(self) -> None:
+        for level in self._levels:
+            level.write_held()
+        super().flush()
+
+    def publish(self, on_sealed: Callback = no_callback) -> None:
+        finish(
+            self.header,
+            len(self._levels),
+            lambda level, region: self._levels[level].read(region),
+            lambda level, region, samples: self._levels[level].write(region, samples),
+        )
+        for level in self._levels:
+            level.write_held()
+        super().publish(on_sealed)
+
+    def keep(self) -> None:
+        with suppress(MillraceError, ValueError):  # after an error that said more, or discarded
+            for level in self._levels:
+                level.write_held()
+        super().keep()
+
+
+class _Level:
+    """One array of the group.
+
+    Several threads encode and store regions of whole files at once. Parts of a file are held until they make it whole.
+    Beyond `_HELD_BYTES`, and at a flush, the file is read, changed and written back, by one region of one process at a
+    time: correct in any order, but slower.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        header: ImageHeader,
+        output: PartialFolder | PartialObjects,
+        *,
+        name: str,
+        order: tuple[int, ...],
+        shapes: Shapes,
+        stages: tuple[Stage, ...],
+        names: str,
+    ) -> None:
+        """`header`: of this level; `name`: of the array in the group; `stages`: after `bytes`; `names`: of its axes."""
+        self.path, self.header, self._partial, self._name, self._order = path, header, output, name, order
+        chunk, shard = shapes
+        self._metadata = _array_metadata(
+            shape=self._in_order(header.shape),
+            dtype=header.dtype,
+            chunk=self._in_order(chunk),
+            shard=None if shard is None else self._in_order(shard),
+            stages=stages,
+            names=names,
+        )
+        self._array = _for_writing(self._metadata, stages, header.dtype)
+        self._sharing = threading.Lock()
+        # By file: copies of its parts by their corners in the array. All of them together are not on disk.
+        self._held: dict[Place, dict[tuple[Place, Place], NDArray[Any]]] = {}
+        self._split: set[Place] = set()  # files of which some parts were stored alone
+
+    def create(self) -> None:
+        self._partial.put(_metadata_of(self._name), [json.dumps(self._metadata, indent=2).encode()])
+
+    def join(self) -> None:
+        """OutputError if the partial output holds another array."""
+        found = None
+        with suppress(ValueError, FileNotFoundError):
+            found = json.loads(self._partial.read(_metadata_of(self._name)))
+        if found != self._metadata:
+            raise OutputError(f"{self._partial.path}: holds another array: run again without --resume")
+
+    def write(self, region: Region, samples: NDArray[Any]) -> None:
+        """Store the samples of a region that is not empty."""
+        start, stop = self._in_order(region.start), self._in_order(region.stop)
+        stored = samples.transpose(self._order)
+        with writing(self.path, samples.nbytes), self._partial.in_use():
+            whole: list[Place] = []
+            parts: list[Place] = []
+            for file in _under(start, stop, self._array.file_shape):
+                (whole if self._covers(start, stop, file) else parts).append(file)
+            self._store(start, stop, stored, whole, are_whole=True)
+            if parts:
+                with self._sharing:
+                    self._take_parts(start, stop, stored, parts)
+
+    def write_held(self) -> None:
+        """Store the parts that are held, each alone."""
+        with self._sharing:
+            if self._held:
+                with writing(self.path), self._partial.in_use():
+                    for file in list(self._held):
+                        self._store_held(file)
+
+    def _take_parts(self, start: Place, stop: Place, stored: NDArray[Any], files: Sequence[Place]) -> None:
+        """Hold what a region has of these files; store those that are whole now, and parts for which there is no room.
+        The lock is held: what is no longer held is stored when the next flush begins."""
+        complete, alone = [], []
+        most = max(_HELD_BYTES // (math.prod(self._array.file_shape) * self.header.dtype.itemsize), 1)
+        for file in files:
+            first, last = self._box(file)
+            begin, end = tuple(map(max, start, first)), tuple(map(min, stop, last))
+            overlaps = any(
+                key != (begin, end) and all(a < d and c < b for a, b, c, d in zip(begin, end, *key, strict=True))
+                for key in self._held.get(file, ())
+            )
+            if overlaps:  # the job was cut anew
+                self._store_held(file)
+            if file in self._split or (file not in self._held and len(self._held) >= most):
+                alone.append(file)
+                continue
+            held = self._held.setdefault(file, {})
+            held[begin, end] = stored[_within(begin, end, start)].copy()
+            if sum(part.size for part in held.values()) == math.prod(b - a for a, b in zip(first, last, strict=True)):
+                complete.append(file)
+
+        def store_whole(file: Place) -> None:
+            first, last = self._box(file)
+            samples = np.empty([b - a for a, b in zip(first, last, strict=True)], stored.dtype)
+            for (begin, end), part in self._held[file].items():
+                samples[_within(begin, end, first)] = part
+            self._store(first, last, samples, [file], are_whole=True)
+            del self._held[file]
+
+        file_bytes = math.prod(self._array.file_shape) * stored.itemsize
+        for_each(store_whole, complete, file_bytes, waits=isinstance(self._partial, PartialObjects))
+        self._split.update(alone)
+        self._store(start, stop, stored, alone, are_whole=False)
+
+    def _store_held(self, file: Place) -> None:
+        for (begin, end), part in self._held[file].items():
+            self._store(begin, end, part, [file], are_whole=False)
+        del self._held[file]
+        self._split.add(file)
+
+    def _store(
+        self, start: Place, stop: Place, stored: NDArray[Any], files: Sequence[Place], *, are_whole: bool
+    ) -> None:
+        """Store what a region of the array has of these files: all, or a part of each, under the lock."""
+        if not files:
+            return
+        spans = [
+            _spans(first, last, size, length)
+            for first, last, size, length in zip(start, stop, self._array.codec.shape, self._array.shape, strict=True)
+        ]
+
+        def store(file: Place, older: Older | None = None) -> None:
+            name = f"{self._name}/{self._array.name(file)}"
+            # A request takes an object as a whole.
+            raw = None if isinstance(self._partial, PartialObjects) else self._raw_bands(file, spans, stored)
+            if raw is None or isinstance(self._partial, PartialObjects):
+                self._partial.put(name, shard_of(self._array, self._encoded(file, spans, stored, older)))
+            else:
+                self._partial.put(name, raw)
+
+        file_bytes = math.prod(self._array.file_shape) * self.header.dtype.itemsize
+        if are_whole:
+            for_each(store, files, file_bytes, waits=isinstance(self._partial, PartialObjects))
+        elif isinstance(self._partial, PartialObjects):
+            for_each(partial(self._change_object, spans, stored), files, file_bytes, waits=True)
+        else:
+            with self._alone(self._partial) as older:
+                for_each(lambda file: store(file, older), files, file_bytes)
+
     def _covers(self, start: Place, stop: Place, file: Place) -> bool:
         """Whether a region of the array holds all of a file's samples."""
         first, last = self._box(file)
