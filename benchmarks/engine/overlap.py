@@ -94,7 +94,7 @@ def _plot(results: list[dict[str, Any]], path: Path) -> None:
     figure, panels = plt.subplots(len(results), 1, figsize=(10, 1.6 * len(results) + 0.6), sharex=True)
     for axes, result in zip(panels, results, strict=True):
         for stage, _, began, ended in result["timeline"]:
-            row = STAGES.index(stage)
+            row = ALWAYS.index(stage)
             # The outline keeps short intervals visible.
             look = {"height": 0.8, "color": COLOURS[stage], "edgecolor": COLOURS[stage], "linewidth": 0.4}
             axes.barh(row, ended - began, left=began, **look)
