@@ -16,7 +16,8 @@ REALS = {"float32": "float", "float64": "double"}
 # Samples that a thread of box_rows holds; the number that wastes the least of a line is chosen.
 ROW_SAMPLES = {"float32": (8, 12, 16), "float64": (4, 6, 8)}
 BATCH = 8  # rows of a warp in a step of box_columns
-COLUMN_WARPS = (8, 4)  # of a block, as its shared memory allows
+# Warps of a block: few if their rings leave room for several blocks, otherwise as many as shared memory allows.
+COLUMN_WARPS, FEW_WARPS_BYTES = (8, 4), 52 << 10
 ENTRIES = (
     *(f"box_columns<{real}, {warps}>" for real in REALS.values() for warps in COLUMN_WARPS),
     *(f"box_rows<{real}, {samples}>" for name, real in REALS.items() for samples in ROW_SAMPLES[name]),
@@ -80,6 +81,8 @@ def _row_tile(dtype: str, out_samples: int, halo: int) -> tuple[int, int]:
 
 
 def _warps(taps: int, itemsize: int) -> int | None:
+    if _shared_bytes(taps, itemsize, COLUMN_WARPS[-1]) <= FEW_WARPS_BYTES:
+        return COLUMN_WARPS[-1]
     most = shared_bytes_a_block()
     return next((warps for warps in COLUMN_WARPS if _shared_bytes(taps, itemsize, warps) <= most), None)
 
