@@ -34,7 +34,7 @@ __device__ inline void load_batch(Real (&rows)[BATCH], const Real* column, long 
 }
 
 template <typename Real, int WARPS>
-__global__ void __launch_bounds__(32 * WARPS, 24 / WARPS)
+__global__ void __launch_bounds__(32 * WARPS, (sizeof(Real) == 8 ? 16 : 24) / WARPS)
 box_columns(const Real* __restrict__ in, Real* __restrict__ out, Axis axis, Real fill, Real scale,
             long long band_rows) {
     constexpr int GROUP = WARPS * BATCH;
