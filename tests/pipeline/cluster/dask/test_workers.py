@@ -73,7 +73,7 @@ def test_the_job_survives_twenty_killed_workers(folder):
             if victims:
                 kill_9(rng.choice(victims))
                 killed += 1
-            time.sleep(rng.uniform(0.0, 0.6))
+            time.sleep(rng.uniform(0.0, 0.3))
         out, err = process.communicate(timeout=300)
     assert (process.returncode, out, err) == (0, "", "")
     assert killed == 20
