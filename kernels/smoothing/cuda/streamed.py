@@ -62,7 +62,8 @@ def launch(axis: Any, source: Any, target: Any, fill: Any, scale: Any, stream: A
     assert warps is not None
     shared = _shared_bytes(axis.taps, itemsize, warps)
     tiles = axis.outer * -(-axis.inner // TILE_COLUMNS)
-    resident = min(blocks_a_multiprocessor(shared), (16 if itemsize == 8 else 24) // warps) * multiprocessors()  # as registers allow
+    at_once = (16 if itemsize == 8 else 24) // warps  # as registers allow
+    resident = min(blocks_a_multiprocessor(shared), at_once) * multiprocessors()
     # Tall bands, since each also reads a halo of taps - 1 rows, but enough to fill the device once.
     bands = max(min(resident // tiles, axis.out_length // (4 * axis.taps)), 1)
     rows = min(-(-axis.out_length // bands), MAX_BAND_ROWS)
