@@ -76,10 +76,11 @@ def _devices() -> Iterator[Finding]:
 def _device_codecs() -> Finding:
     from pipeline.codecs import nvcomp
 
-    found, mend = nvcomp.version(), "only the CPU decodes and encodes compressed images: install the extra nvcomp"
-    return Finding(
-        "GPU codecs", "nvCOMP is not installed" if found is None else f"nvCOMP {found}", None if found else mend
-    )
+    found = nvcomp.version()
+    if found is not None:
+        return Finding("GPU codecs", f"nvCOMP {found}", None)
+    mend = "to decode trusted files on the GPU, set MILLRACE_GPU_CODECS=1 and install the extra nvcomp"
+    return Finding("GPU codecs", "nvCOMP is not installed", mend)
 
 
 def _memory() -> Finding:

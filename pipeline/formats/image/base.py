@@ -76,7 +76,7 @@ def blocks_along(span: tuple[int, int], size: int) -> list[Part]:
 
 
 class Schedule:
-    """Which regions of a plan touch which blocks of a file, and in which order: the last axis changes fastest."""
+    """The blocks of a file that each region of a plan touches, in the plan's order: the last axis changes fastest."""
 
     def __init__(
         self, spans: Sequence[Sequence[tuple[int, int]]], blocks: Sequence[int], lengths: Sequence[int]

@@ -114,7 +114,7 @@ class ZarrReader(ImageReader):
             if not self._copy(piece, target, at, wait=False):
                 busy.append(piece)
 
-        for piece in here:  # first, since some are not needed any more, and leave their memory to others
+        for piece in here:  # first: those on their last use then free their memory for others
             copy(piece)
         for_each(copy, missing, self._stored_bytes, waits=self._waits)
         for piece in busy:
