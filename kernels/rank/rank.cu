@@ -23,3 +23,4 @@
 #include "cuda/gather.cuh"
 #include "cuda/ordered.cuh"
 #include "cuda/square.cuh"
+#include "cuda/strip.cuh"
