@@ -146,7 +146,7 @@ __global__ void __launch_bounds__(BOX_THREADS, ROWS == 8 ? 2 : 3) extreme_box(
         for (int j = 0; j < ROWS; ++j) {
             if (n + j < task.taps_y - 1 || n + j >= total) continue;
             const auto to = band.results(n + j, thread);
-            if (to.place >= task.out_columns) continue;
+            if (to.place >= band.out_columns) continue;
             V theirs = {};
             if (task.subtracts) theirs = band.image_at(to);
             band.store(to, along(j * threads + thread, ahead - to.before), theirs, coding);
@@ -191,7 +191,7 @@ __global__ void __launch_bounds__(BOX_THREADS, ROWS == 8 ? 2 : 3) extreme_box(
             few_down<LEAST>(row, ring, head, task);
         }
         if (ends && band.fills) {
-            const int x = static_cast<int>(band.x), columns = static_cast<int>(task.columns);
+            const int x = band.x, columns = band.columns;
             if (x >= 0 && x < columns) {
 #pragma unroll
                 for (int j = 0; j < ROWS; ++j) left[j * threads + thread] = found[j];

@@ -108,20 +108,22 @@ struct Band {
     Sample* out;
     int total;             // rows to read
     int in_y, out_y, on;   // of the first row, and of the result whose window ends in it; steps from row to row
-    long long c0, base, x; // the tile's first result; the places where the threads' vectors, and this thread's, begin
-    int ahead;             // samples from `base` to the window of result c0
+    int columns, out_columns;
+    int c0, base, x;  // the tile's first result; the places where the threads' vectors, and this thread's, begin
+    int ahead;        // samples from `base` to the window of result c0
     bool is_inside, is_idle, is_edge, is_plain, is_far;
     bool gathers = false, fills = false;  // for all threads
 
     // Block `rest` of the launch, whose `threads` hold a vector each. `from` gets the columns of samples beyond the edges.
-    __device__ Band(const Sample* in, Sample* out, const Sample* image, const BoxTask& task, long long rest, int thread,
+    __device__ Band(const Sample* in, Sample* out, const Sample* image, const BoxTask& task, unsigned rest, int thread,
                     int threads, int* from)
-        : task(task), in(in), image(image), out(out) {
-        const int tile = static_cast<int>(rest % task.tiles);
+        : task(task), in(in), image(image), out(out), columns(static_cast<int>(task.columns)),
+          out_columns(static_cast<int>(task.out_columns)) {
+        const int tile = rest % task.tiles;
         rest /= task.tiles;
-        const int phase = static_cast<int>(rest % task.step);
+        const int phase = rest % task.step;
         rest /= task.step;
-        const int number = static_cast<int>(rest % task.bands), y0 = number * task.band;
+        const int number = rest % task.bands, y0 = number * task.band;
         const long long plane = rest / task.bands;
         const int y1 = min(y0 + task.band, (task.out_rows - phase + task.step - 1) / task.step);
         total = y0 < y1 ? y1 - y0 + task.taps_y - 1 : 0;
@@ -133,20 +135,18 @@ struct Band {
         out_y = phase + (upwards ? y1 - 1 : y0) * task.step - (task.taps_y - 1) * on;
 
         // Vectors of results begin at up to `slack` samples before the tile.
-        const long long slack = task.aligned_out ? 0 : SAMPLES - 1;
-        c0 = tile * task.tile;
-        base = c0 + task.first_x - slack;
-        base -= (base % SAMPLES + SAMPLES) % SAMPLES;
+        c0 = tile * static_cast<int>(task.tile);
+        base = (c0 + task.first_x - (task.aligned_out ? 0 : SAMPLES - 1)) & ~(SAMPLES - 1);
         x = base + thread * SAMPLES;
-        ahead = static_cast<int>(c0 + task.first_x - base);
-        const int columns = static_cast<int>(task.columns);
-        const long long end = min(c0 + task.tile, task.out_columns) + task.first_x + task.taps_x - 1;  // of what is needed
+        ahead = c0 + task.first_x - base;
+        const int tile_end = min(c0 + static_cast<int>(task.tile), out_columns);
+        const int end = tile_end + task.first_x + task.taps_x - 1;  // of what is needed
         is_inside = x >= 0 && x + SAMPLES <= columns, is_idle = x >= end, is_edge = !is_inside && !is_idle;
         is_plain = is_inside && !is_idle && task.aligned_in && task.pair == 0;
         is_far = false;
         if (is_edge) {
             for (int i = 0; i < SAMPLES; ++i) {
-                const int at = static_cast<int>(x) + i, source = border_index(at, columns, task.mode_x);
+                const int at = x + i, source = border_index(at, columns, task.mode_x);
                 from[i * threads] = source;
                 const bool is_needed = at >= c0 + task.first_x && at < end && source >= 0;
                 if (columns < SAMPLES || (is_needed && (source < base || source >= min(base + threads * SAMPLES, end))))
@@ -178,7 +178,6 @@ struct Band {
             place[j] = is_idle || y < 0 ? -1 : y * task.in_pitch;
             row[j] = splat<Sample>(filled(cval));
         }
-        const int columns = static_cast<int>(task.columns);
 #pragma unroll
         for (int j = 0; j < ROWS; ++j) {
             if (place[j] < 0) continue;
@@ -192,7 +191,7 @@ struct Band {
                 row[j] = gathered(line, from, cval);
             } else if (x >= 0 && x < columns) {  // the row ends within the vector
                 const Vector<Sample> last = vector_at(line + columns - SAMPLES, false);
-                row[j] = shifted(last, last, static_cast<int>(x) + SAMPLES - columns);
+                row[j] = shifted(last, last, x + SAMPLES - columns);
             }
         }
     }
@@ -200,24 +199,24 @@ struct Band {
     // The row of the results whose windows end in row n, the first of them for this thread's vector, and how many samples
     // before the tile's the vectors of results begin.
     struct Results {
-        long long y, place;
+        long long y;
         Sample* line;
-        int before;
+        int place, before;
     };
     __device__ inline Results results(int n, int thread) const {
         const long long y = out_y + n * on;
         Sample* line = out + y * task.out_pitch;
         const int before =
             task.aligned_out ? 0 : static_cast<int>(reinterpret_cast<unsigned long long>(line + c0) % 16 / sizeof(Sample));
-        return {y, c0 + thread * SAMPLES - before, line, before};
+        return {y, line, c0 + thread * SAMPLES - before, before};
     }
 
     // The vector of the image that results are subtracted from, or that is subtracted from them.
     __device__ inline Vector<Sample> image_at(const Results& to) const {
         const Sample* other = image + to.y * task.image_pitch;
-        if (to.place >= 0 && to.place + SAMPLES <= task.out_columns)
-            return vector_at(other + to.place, to.place + 2 * SAMPLES <= task.out_columns);
-        return some_of(other, to.place, task.out_columns);
+        if (to.place >= 0 && to.place + SAMPLES <= out_columns)
+            return vector_at(other + to.place, to.place + 2 * SAMPLES <= out_columns);
+        return some_of(other, to.place, out_columns);
     }
 
     template <bool LEAST>
@@ -229,12 +228,12 @@ struct Band {
         }
         if (task.subtracts == 1) found = difference(theirs, found, task.has_nodata, coding.nodata);
         if (task.subtracts == 2) found = difference(found, theirs, task.has_nodata, coding.nodata);
-        if (to.place >= 0 && to.place + SAMPLES <= task.out_columns) {
+        if (to.place >= 0 && to.place + SAMPLES <= out_columns) {
             store_vector(to.line + to.place, found);
         } else {
 #pragma unroll
             for (int k = 0; k < WORDS; ++k)
-                store_some<Sample>(to.line, to.place + k * SAMPLES_A_WORD<Sample>, found.word[k], 0, task.out_columns);
+                store_some<Sample>(to.line, to.place + k * SAMPLES_A_WORD<Sample>, found.word[k], 0, out_columns);
         }
     }
 

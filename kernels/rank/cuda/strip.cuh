@@ -82,10 +82,10 @@ __device__ inline int spans_along(Lanes<Sample> (&x)[ROWS], int taps) {
 
 // The vector that begins `by` samples after the thread's own. `by` is the same for all threads.
 template <typename Sample>
-__device__ inline Vector<Sample> later(const Vector<Sample>& own, int by) {
+__device__ inline Vector<Sample> later(const Vector<Sample>& own, unsigned by) {
     constexpr int WORDS = Vector<Sample>::WORDS, EACH = SAMPLES_A_WORD<Sample>, SAMPLES = Vector<Sample>::SAMPLES;
     if (by == 0) return own;
-    const int lanes = by / SAMPLES, bits = by % EACH * 8 * static_cast<int>(sizeof(Sample));
+    const unsigned lanes = by / SAMPLES, bits = by % EACH * 8 * sizeof(Sample);
     Vector<Sample> found;
     const auto take = [&](auto words) {
         constexpr int FIRST = decltype(words)::value;
@@ -132,12 +132,12 @@ __global__ void __launch_bounds__(32, 16) extreme_strip(
     V row[ROWS];
     Many prefix = {};
     int p = 0;  // place in the run
-    band.template fetch<LEAST>(row, 0, from, cval);
 #pragma unroll 1
-    for (int group = 0; group < band.total; group += ROWS) {
+    for (int group = -ROWS; group < band.total; group += ROWS) {  // the first time, rows are only fetched
         Many x[ROWS];
 #pragma unroll
         for (int j = 0; j < ROWS; ++j) {
+            if (group < 0) break;
             if (task.is_first) {
 #pragma unroll
                 for (int k = 0; k < WORDS; ++k) row[j].word[k] = coding.encode(row[j].word[k]);
@@ -158,7 +158,7 @@ __global__ void __launch_bounds__(32, 16) extreme_strip(
             p = 0;
         }
         if (group + ROWS < band.total) band.template fetch<LEAST>(row, group + ROWS, from, cval);
-        if (group + ROWS < taps) continue;  // no window ends here
+        if (group < 0 || group + ROWS < taps) continue;  // no window ends here
         if (band.fills) {
 #pragma unroll
             for (int j = 0; j < ROWS; ++j) {
@@ -167,8 +167,7 @@ __global__ void __launch_bounds__(32, 16) extreme_strip(
                 line[lane] = own;
                 __syncwarp();
                 if (band.is_edge)
-                    x[j] = widened(completed(own, line, from, static_cast<int>(band.x), static_cast<int>(task.columns),
-                                             band.base, beyond));
+                    x[j] = widened(completed(own, line, from, band.x, band.columns, band.base, beyond));
             }
         }
         const int span = spans_along<LEAST>(x, task.taps_x), apart = task.taps_x - span;
@@ -176,7 +175,7 @@ __global__ void __launch_bounds__(32, 16) extreme_strip(
         for (int j = 0; j < ROWS; ++j) {
             if (group + j < taps - 1 || group + j >= band.total) continue;
             const auto to = band.results(group + j, lane);
-            const bool is_stored = is_used && to.place < task.out_columns;
+            const bool is_stored = is_used && to.place < band.out_columns;
             V theirs = {};
             if (task.subtracts && is_stored) theirs = band.image_at(to);
             const V own = narrowed(x[j]);
