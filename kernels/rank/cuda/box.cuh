@@ -137,7 +137,7 @@ __global__ void __launch_bounds__(BOX_THREADS, ROWS == 8 ? 2 : 3) extreme_box(
     };
 
     const bool is_direct = task.taps_x == 1 && task.aligned_out && ahead == 0;
-    const int outs = static_cast<int>(task.tile / SAMPLES);  // no more: of what is beyond the tile, threads load nothing
+    const int outs = task.tile / SAMPLES;  // no more: of what is beyond the tile, threads load nothing
 
     // The results whose windows end in rows n … of the band, by `along(place, begin)` of the rows in shared memory.
     const auto emit = [&](int n, auto along) {
@@ -146,10 +146,15 @@ __global__ void __launch_bounds__(BOX_THREADS, ROWS == 8 ? 2 : 3) extreme_box(
         for (int j = 0; j < ROWS; ++j) {
             if (n + j < task.taps_y - 1 || n + j >= total) continue;
             const auto to = band.results(n + j, thread);
-            if (to.place >= band.out_columns) continue;
+            if (to.place >= task.out_columns) continue;
             V theirs = {};
             if (task.subtracts) theirs = band.image_at(to);
-            band.store(to, along(j * threads + thread, ahead - to.before), theirs, coding);
+            V found = along(j * threads + thread, ahead - to.before);
+            if (task.is_last) {
+#pragma unroll
+                for (int k = 0; k < WORDS; ++k) found.word[k] = coding.decode(found.word[k]);
+            }
+            band.store(to, found, theirs, nodata);
         }
     };
     const auto by_doubling = [&](auto count, int at, int begin) {
@@ -191,7 +196,7 @@ __global__ void __launch_bounds__(BOX_THREADS, ROWS == 8 ? 2 : 3) extreme_box(
             few_down<LEAST>(row, ring, head, task);
         }
         if (ends && band.fills) {
-            const int x = band.x, columns = band.columns;
+            const int x = band.x, columns = task.columns;
             if (x >= 0 && x < columns) {
 #pragma unroll
                 for (int j = 0; j < ROWS; ++j) left[j * threads + thread] = found[j];

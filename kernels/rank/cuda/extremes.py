@@ -19,16 +19,19 @@ ENTRIES = tuple(
         ("extreme_box", ", 4, false"),
         ("extreme_box", ", 4, true"),
         ("extreme_box", ", 8, true"),
-        ("extreme_strip", ", 4"),
         ("extreme_rows", ""),
     )
     for c_type in C_TYPES.values()
+    for least in ("true", "false")
+) + tuple(
+    f"extreme_strip<{C_TYPES[name]}, {least}>"
+    for name in ("uint8", "uint16", "int16", "float32")
     for least in ("true", "false")
 )
 ROW_THREADS, ROW_WORDS = 256, 16  # of extremes.cuh
 BOX_THREADS = 256  # of box.cuh
 BLOCKS = {4: 3, 8: 2}  # of a multiprocessor, by the rows of a group
-STRIP_THREADS, STRIP_BLOCKS, STRIP_GROUP = 32, 16, 4  # of strip.cuh: threads, blocks of a multiprocessor, rows at a time
+STRIP_THREADS, STRIP_BLOCKS, AHEAD = 32, 24, 8  # of strip.cuh: threads, blocks of a multiprocessor, rows on their way
 STRIP_ROWS, STRIP_LOST = 64, 16  # of a window, and vectors of a warp that only serve others, at most
 FEW, SOME = 8, 20  # rows of a window: more than FEW are loaded twice, up to SOME in groups of four
 VECTOR = 16  # bytes
@@ -55,8 +58,8 @@ class BoxTask(ctypes.Structure):
     """struct BoxTask of box.cuh."""
 
     _fields_ = (
-        *((name, ctypes.c_longlong) for name in ("planes", "in_plane", "out_plane", "in_pitch", "out_pitch")),
-        *((name, ctypes.c_longlong) for name in ("image_plane", "image_pitch", "columns", "out_columns", "tile")),
+        *((name, ctypes.c_longlong) for name in ("planes", "in_plane", "out_plane", "image_plane", "image_pitch")),
+        *((name, ctypes.c_int) for name in ("in_pitch", "out_pitch", "columns", "out_columns", "tile")),
         *((name, ctypes.c_int) for name in ("rows", "out_rows", "tiles", "bands", "band")),
         *((name, ctypes.c_int) for name in ("first_y", "first_x", "mode_y", "mode_x")),
         *((name, ctypes.c_int) for name in ("taps_y", "taps_x", "step", "pair", "slots")),
@@ -198,7 +201,12 @@ def _launch_box(task: BoxTask, types: str, itemsize: int, stream: Any, arguments
     task.aligned_out = task.out_pitch % each == target.data.ptr % VECTOR == 0
     ahead = (0 if task.aligned_out else each - 1) + each - 1  # at most: samples of a tile before its first window
     lost = (ahead + each - 1 + task.taps_x - 1) // each
-    if task.pair == 0 and task.taps_y <= STRIP_ROWS and lost <= STRIP_LOST:
+    is_plain = not task.omit_nan and not task.has_nodata and task.is_first and task.is_last
+    if (
+        f"extreme_strip<{types}>" in ENTRIES
+        and (itemsize < 4 or is_plain)
+        and task.aligned_in and task.pair == 0 and task.taps_y <= STRIP_ROWS and lost <= STRIP_LOST
+    ):  # fmt: skip
         _launch_strip(task, types, lost, each, stream, arguments)
         return
     is_many, group = task.taps_y > FEW, 8 if task.taps_y > SOME else 4
@@ -227,7 +235,7 @@ def _launch_box(task: BoxTask, types: str, itemsize: int, stream: Any, arguments
 
 
 def _launch_strip(task: BoxTask, types: str, lost: int, each: int, stream: Any, arguments: Any) -> None:
-    bytes_a_thread = VECTOR * (task.taps_y + 1) + 4 * each
+    bytes_a_thread = VECTOR * (task.taps_y + AHEAD + 1) + 4 * each
     rows = -(-task.out_rows // task.step)
     slack = 0 if task.aligned_out else each - 1
     task.tile = (STRIP_THREADS - lost) * each
@@ -235,7 +243,7 @@ def _launch_strip(task: BoxTask, types: str, lost: int, each: int, stream: Any, 
     held = min(shared_bytes_a_multiprocessor() // (STRIP_THREADS * bytes_a_thread + 1024), STRIP_BLOCKS)
     task.band = _band(task.tiles * task.planes * task.step, rows, task.taps_y, multiprocessors() * held)
     task.bands = -(-rows // task.band)
-    kernel("rank", f"extreme_strip<{types}, {STRIP_GROUP}>").launch(
+    kernel("rank", f"extreme_strip<{types}>").launch(
         (task.tiles * task.step * task.bands * task.planes,), (STRIP_THREADS,), arguments,
         shared_bytes=STRIP_THREADS * bytes_a_thread, stream=stream,
     )  # fmt: skip

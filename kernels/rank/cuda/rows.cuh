@@ -9,10 +9,11 @@
 #include "vectors.cuh"
 
 struct BoxTask {
-    long long planes, in_plane, out_plane, in_pitch, out_pitch;  // samples from plane to plane, and from row to row
-    long long image_plane, image_pitch;                         // of an image that is subtracted
-    long long columns, out_columns;
-    long long tile;                    // results of a tile
+    long long planes, in_plane, out_plane;  // samples from plane to plane
+    long long image_plane, image_pitch;     // and from row to row, of an image that is subtracted
+    int in_pitch, out_pitch;                // samples from row to row
+    int columns, out_columns;
+    int tile;                          // results of a tile
     int rows, out_rows, tiles, bands;  // bands of each phase
     int band;                          // rows of results of a band
     int first_y, first_x, mode_y, mode_x;
@@ -108,7 +109,6 @@ struct Band {
     Sample* out;
     int total;             // rows to read
     int in_y, out_y, on;   // of the first row, and of the result whose window ends in it; steps from row to row
-    int columns, out_columns;
     int c0, base, x;  // the tile's first result; the places where the threads' vectors, and this thread's, begin
     int ahead;        // samples from `base` to the window of result c0
     bool is_inside, is_idle, is_edge, is_plain, is_far;
@@ -117,8 +117,7 @@ struct Band {
     // Block `rest` of the launch, whose `threads` hold a vector each. `from` gets the columns of samples beyond the edges.
     __device__ Band(const Sample* in, Sample* out, const Sample* image, const BoxTask& task, unsigned rest, int thread,
                     int threads, int* from)
-        : task(task), in(in), image(image), out(out), columns(static_cast<int>(task.columns)),
-          out_columns(static_cast<int>(task.out_columns)) {
+        : task(task), in(in), image(image), out(out) {
         const int tile = rest % task.tiles;
         rest /= task.tiles;
         const int phase = rest % task.step;
@@ -135,25 +134,25 @@ struct Band {
         out_y = phase + (upwards ? y1 - 1 : y0) * task.step - (task.taps_y - 1) * on;
 
         // Vectors of results begin at up to `slack` samples before the tile.
-        c0 = tile * static_cast<int>(task.tile);
+        c0 = tile * task.tile;
         base = (c0 + task.first_x - (task.aligned_out ? 0 : SAMPLES - 1)) & ~(SAMPLES - 1);
         x = base + thread * SAMPLES;
         ahead = c0 + task.first_x - base;
-        const int tile_end = min(c0 + static_cast<int>(task.tile), out_columns);
+        const int tile_end = min(c0 + task.tile, task.out_columns);
         const int end = tile_end + task.first_x + task.taps_x - 1;  // of what is needed
-        is_inside = x >= 0 && x + SAMPLES <= columns, is_idle = x >= end, is_edge = !is_inside && !is_idle;
+        is_inside = x >= 0 && x + SAMPLES <= task.columns, is_idle = x >= end, is_edge = !is_inside && !is_idle;
         is_plain = is_inside && !is_idle && task.aligned_in && task.pair == 0;
         is_far = false;
         if (is_edge) {
             for (int i = 0; i < SAMPLES; ++i) {
-                const int at = x + i, source = border_index(at, columns, task.mode_x);
+                const int at = x + i, source = border_index(at, task.columns, task.mode_x);
                 from[i * threads] = source;
                 const bool is_needed = at >= c0 + task.first_x && at < end && source >= 0;
-                if (columns < SAMPLES || (is_needed && (source < base || source >= min(base + threads * SAMPLES, end))))
+                if (task.columns < SAMPLES || (is_needed && (source < base || source >= min(base + threads * SAMPLES, end))))
                     is_far = true;
             }
         }
-        needs_columns = base < 0 || end > columns;
+        needs_columns = base < 0 || end > task.columns;
     }
 
     // With what all threads found: whether any is far.
@@ -164,8 +163,8 @@ struct Band {
     __device__ inline void fetch(Vector<Sample> (&row)[ROWS], int n, const int* from, Sample cval) const {
         const int first = in_y + n * on, last = first + (ROWS - 1) * on;
         if (is_plain && min(first, last) >= 0 && max(first, last) < task.rows) {
-            const Sample* line = in + first * task.in_pitch + x;
-            const long long stride = on * task.in_pitch;
+            const Sample* line = in + first * static_cast<long long>(task.in_pitch) + x;
+            const long long stride = on * static_cast<long long>(task.in_pitch);
 #pragma unroll
             for (int j = 0; j < ROWS; ++j) row[j] = loaded_vector<Sample>(line + j * stride);
             return;
@@ -175,7 +174,7 @@ struct Band {
         for (int j = 0; j < ROWS; ++j) {
             int y = first + j * on;
             if (y < 0 || y >= task.rows) y = index_beyond(y, task.rows, task.mode_y);
-            place[j] = is_idle || y < 0 ? -1 : y * task.in_pitch;
+            place[j] = is_idle || y < 0 ? -1 : y * static_cast<long long>(task.in_pitch);
             row[j] = splat<Sample>(filled(cval));
         }
 #pragma unroll
@@ -184,56 +183,50 @@ struct Band {
             const Sample* line = in + place[j];
             if (is_inside) {
                 row[j] = task.aligned_in ? loaded_vector<Sample>(line + x)
-                                         : vector_at(line + x, place[j] < (task.rows - 1) * task.in_pitch);
-                if (task.pair > 0 && x + task.pair + SAMPLES <= columns)
+                                         : vector_at(line + x, place[j] < (task.rows - 1ll) * task.in_pitch);
+                if (task.pair > 0 && x + task.pair + SAMPLES <= task.columns)
                     row[j] = extreme<LEAST>(row[j], loaded_vector<Sample>(line + x + task.pair));
             } else if (gathers) {
                 row[j] = gathered(line, from, cval);
-            } else if (x >= 0 && x < columns) {  // the row ends within the vector
-                const Vector<Sample> last = vector_at(line + columns - SAMPLES, false);
-                row[j] = shifted(last, last, x + SAMPLES - columns);
+            } else if (x >= 0 && x < task.columns) {  // the row ends within the vector
+                const Vector<Sample> last = vector_at(line + task.columns - SAMPLES, false);
+                row[j] = shifted(last, last, x + SAMPLES - task.columns);
             }
         }
     }
 
-    // The row of the results whose windows end in row n, the first of them for this thread's vector, and how many samples
-    // before the tile's the vectors of results begin.
+    // Of the results whose windows end in row n: where the thread's vector begins, `before` samples before its own columns, so
+    // that it is stored whole.
     struct Results {
-        long long y;
-        Sample* line;
-        int place, before;
+        Sample* target;
+        int y, place, before;
+        bool is_whole;
     };
     __device__ inline Results results(int n, int thread) const {
-        const long long y = out_y + n * on;
-        Sample* line = out + y * task.out_pitch;
-        const int before =
-            task.aligned_out ? 0 : static_cast<int>(reinterpret_cast<unsigned long long>(line + c0) % 16 / sizeof(Sample));
-        return {y, line, c0 + thread * SAMPLES - before, before};
+        const int y = out_y + n * on;
+        Sample* first = out + (y * static_cast<long long>(task.out_pitch) + c0);
+        const int before = static_cast<unsigned>(reinterpret_cast<unsigned long long>(first)) % 16 / sizeof(Sample);
+        const int place = c0 + thread * SAMPLES - before;
+        return {first + (thread * SAMPLES - before), y, place, before, place >= 0 && place + SAMPLES <= task.out_columns};
     }
 
     // The vector of the image that results are subtracted from, or that is subtracted from them.
     __device__ inline Vector<Sample> image_at(const Results& to) const {
         const Sample* other = image + to.y * task.image_pitch;
-        if (to.place >= 0 && to.place + SAMPLES <= out_columns)
-            return vector_at(other + to.place, to.place + 2 * SAMPLES <= out_columns);
-        return some_of(other, to.place, out_columns);
+        if (to.is_whole)
+            return vector_at(other + to.place, to.place + 2 * SAMPLES <= task.out_columns);
+        return some_of(other, to.place, task.out_columns);
     }
 
-    template <bool LEAST>
-    __device__ inline void store(const Results& to, Vector<Sample> found, const Vector<Sample>& theirs,
-                                 const Coding<Sample, LEAST>& coding) const {
-        if (task.is_last) {
-#pragma unroll
-            for (int k = 0; k < WORDS; ++k) found.word[k] = coding.decode(found.word[k]);
-        }
-        if (task.subtracts == 1) found = difference(theirs, found, task.has_nodata, coding.nodata);
-        if (task.subtracts == 2) found = difference(found, theirs, task.has_nodata, coding.nodata);
-        if (to.place >= 0 && to.place + SAMPLES <= out_columns) {
-            store_vector(to.line + to.place, found);
+    __device__ inline void store(const Results& to, Vector<Sample> found, const Vector<Sample>& theirs, Sample nodata) const {
+        if (task.subtracts == 1) found = difference(theirs, found, task.has_nodata, nodata);
+        if (task.subtracts == 2) found = difference(found, theirs, task.has_nodata, nodata);
+        if (to.is_whole) {
+            store_vector(to.target, found);
         } else {
 #pragma unroll
             for (int k = 0; k < WORDS; ++k)
-                store_some<Sample>(to.line, to.place + k * SAMPLES_A_WORD<Sample>, found.word[k], 0, out_columns);
+                store_some<Sample>(to.target - to.place, to.place + k * SAMPLES_A_WORD<Sample>, found.word[k], 0, task.out_columns);
         }
     }
 

@@ -239,8 +239,12 @@ __device__ inline Vector<Sample> vector_at(const Sample* at, bool more_follow) {
     return found;
 }
 
+// As one store: of an assignment of all words the compiler makes one for each, with 16 bytes between those of two threads.
 template <typename Sample>
 __device__ inline void store_vector(Sample* at, const Vector<Sample>& found) {
-    if constexpr (sizeof(Word<Sample>) == 8) *reinterpret_cast<ulonglong2*>(at) = {found.word[0], found.word[1]};
-    else *reinterpret_cast<uint4*>(at) = {found.word[0], found.word[1], found.word[2], found.word[3]};
+    if constexpr (sizeof(Word<Sample>) == 8) {
+        __stcs(reinterpret_cast<ulonglong2*>(at), ulonglong2{found.word[0], found.word[1]});
+    } else {
+        __stcs(reinterpret_cast<uint4*>(at), uint4{found.word[0], found.word[1], found.word[2], found.word[3]});
+    }
 }
