@@ -200,12 +200,12 @@ def _launch_box(task: BoxTask, types: str, itemsize: int, stream: Any, arguments
     task.aligned_in = task.in_pitch % each == source.data.ptr % VECTOR == 0
     task.aligned_out = task.out_pitch % each == target.data.ptr % VECTOR == 0
     ahead = (0 if task.aligned_out else each - 1) + each - 1  # at most: samples of a tile before its first window
-    lost = (ahead + each - 1 + task.taps_x - 1) // each
+    lost = STRIP_THREADS - (STRIP_THREADS * each - task.first_x % each - task.taps_x + 1) // each
     is_plain = not task.omit_nan and not task.has_nodata and task.is_first and task.is_last
     if (
         f"extreme_strip<{types}>" in ENTRIES
         and (itemsize < 4 or is_plain)
-        and task.aligned_in and task.pair == 0 and task.taps_y <= STRIP_ROWS and lost <= STRIP_LOST
+        and task.aligned_in and task.aligned_out and task.pair == 0 and task.taps_y <= STRIP_ROWS and lost <= STRIP_LOST
     ):  # fmt: skip
         _launch_strip(task, types, lost, each, stream, arguments)
         return
@@ -237,9 +237,8 @@ def _launch_box(task: BoxTask, types: str, itemsize: int, stream: Any, arguments
 def _launch_strip(task: BoxTask, types: str, lost: int, each: int, stream: Any, arguments: Any) -> None:
     bytes_a_thread = VECTOR * (task.taps_y + AHEAD + 1) + 4 * each
     rows = -(-task.out_rows // task.step)
-    slack = 0 if task.aligned_out else each - 1
     task.tile = (STRIP_THREADS - lost) * each
-    task.tiles = -(-(task.out_columns + slack) // task.tile)
+    task.tiles = -(-task.out_columns // task.tile)
     held = min(shared_bytes_a_multiprocessor() // (STRIP_THREADS * bytes_a_thread + 1024), STRIP_BLOCKS)
     task.band = _band(task.tiles * task.planes * task.step, rows, task.taps_y, multiprocessors() * held)
     task.bands = -(-rows // task.band)

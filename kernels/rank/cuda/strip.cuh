@@ -20,7 +20,8 @@
 #include "async_copy.cuh"
 #include "rows.cuh"
 
-constexpr int AHEAD = 8;  // rows on their way
+constexpr int STRIP_BLOCKS = 24;  // of a multiprocessor
+constexpr int AHEAD = 8;          // rows on their way
 
 // The extreme of words of a stream. Floats are compared as such: a NaN spreads, and -0.0 comes before 0.0.
 template <bool LEAST, typename Sample>
@@ -107,36 +108,46 @@ __device__ inline int spans_along(Lanes<Sample>& x, int taps) {
     return span;
 }
 
-// The vector that begins `by` samples after the thread's own. `by` is the same for all threads.
+// The vectors that begin `by` samples after the threads' own, or before them. `by` is the same for all threads.
 template <typename Sample>
-__device__ inline Vector<Sample> later(const Vector<Sample>& own, unsigned by) {
+__device__ inline Vector<Sample> shifted_along(const Vector<Sample>& own, int by) {
     constexpr int WORDS = Vector<Sample>::WORDS, EACH = SAMPLES_A_WORD<Sample>, SAMPLES = Vector<Sample>::SAMPLES;
-    const unsigned lanes = by / SAMPLES, bits = by % EACH * 8 * sizeof(Sample);
+    if (by == 0) return own;
+    // Word k of the result begins in word FIRST + k of the thread that is `lanes` after this one.
+    const int rest = by & (SAMPLES - 1), bits = rest % EACH * 8 * static_cast<int>(sizeof(Sample));
+    const int lane = threadIdx.x, source = lane + (by - rest) / SAMPLES;
     Vector<Sample> found;
-    const auto take = [&](auto words) {
+    const auto take = [&](auto words, auto is_near) {
         constexpr int FIRST = decltype(words)::value;
         Word<Sample> x[WORDS + 1];
 #pragma unroll
-        for (int k = 0; k < WORDS + (EACH > 1); ++k)
-            x[k] = __shfl_down_sync(~0u, own.word[(FIRST + k) % WORDS], lanes + (FIRST + k) / WORDS);
+        for (int k = 0; k < WORDS + (EACH > 1); ++k) {
+            const Word<Sample> word = own.word[(FIRST + k) % WORDS];
+            if (decltype(is_near)::value && FIRST + k >= WORDS) x[k] = word;  // by > -SAMPLES: of the thread's own
+            else x[k] = __shfl_sync(~0u, word, source + (FIRST + k) / WORDS);
+        }
 #pragma unroll
         for (int k = 0; k < WORDS; ++k) {
             if constexpr (EACH > 1) found.word[k] = __funnelshift_r(x[k], x[k + 1], bits);
             else found.word[k] = x[k];
         }
     };
-    switch (by % SAMPLES / EACH) {
-        case 0: take(Number<0>()); break;
-        case 1: take(Number<1>()); break;
-        case 2: take(Number<2>()); break;
-        default: take(Number<3>());
-    }
+    const auto choose = [&](auto is_near) {
+        switch (rest / EACH) {
+            case 0: take(Number<0>(), is_near); break;
+            case 1: take(Number<1>(), is_near); break;
+            case 2: take(Number<2>(), is_near); break;
+            default: take(Number<3>(), is_near);
+        }
+    };
+    if (by < 0 && by > -SAMPLES) choose(Number<1>());
+    else choose(Number<0>());
     return found;
 }
 
-// Of integers; and of floats whose NaN spread, without nodata. Rows begin at whole vectors in the input.
+// Of integers; and of floats whose NaN spread, without nodata. Rows begin at whole vectors in the input and in the output.
 template <typename Sample, bool LEAST>
-__global__ void __launch_bounds__(32, 24) extreme_strip(
+__global__ void __launch_bounds__(32, STRIP_BLOCKS) extreme_strip(
     const Sample* __restrict__ in, Sample* __restrict__ out, const Sample* __restrict__ image,
     const __grid_constant__ BoxTask task, Sample cval, Sample nodata, Sample) {
     using V = Vector<Sample>;
@@ -150,34 +161,55 @@ __global__ void __launch_bounds__(32, 24) extreme_strip(
     Band<Sample> band(in, out, image, task, blockIdx.x, lane, THREADS, from);
     if (band.total == 0) return;
     band.settle(__any_sync(~0u, band.is_far));
-    const bool is_used = lane * SAMPLES < task.tile, is_loaded = !band.is_idle && (band.is_inside || band.gathers);
+    // The thread's results have the columns of its vector of the input; or, of windows after them, of one before it.
+    const int apart_by = task.first_x > 0 ? task.first_x & ~(SAMPLES - 1) : 0;
+    const int column = band.x - apart_by, first = task.first_x - apart_by;
+    const bool is_used = column >= band.c0 && column < min(band.c0 + task.tile, task.out_columns);
+    const bool is_loaded = !band.is_idle && (band.is_inside || band.gathers), is_copied = is_loaded && band.is_inside;
     const V outside = splat<Sample>(filled(cval));
     if (!is_loaded)
         for (int at = 0; at < end; at += THREADS) ring[at] = outside;
 
-    const auto fetch = [&](int n, int slot) {
-        int y = band.in_y + n * band.on;
-        if (y < 0 || y >= task.rows) y = index_beyond(y, task.rows, task.mode_y);
-        if (!is_loaded) return;
-        const Sample* row = band.in + y * static_cast<long long>(task.in_pitch);
-        if (y < 0) ring[slot] = outside;
-        else if (band.is_inside) copy_16_bytes(ring + slot, row + band.x);
-        else ring[slot] = gathered(row, from, cval);
+    // The next row to fetch, and the one of the next results.
+    int y = band.in_y;
+    const long long in_step = band.on * static_cast<long long>(task.in_pitch);
+    const Sample* source = band.in + y * static_cast<long long>(task.in_pitch) + band.x;
+    const auto fetch = [&](int slot) {
+        if (static_cast<unsigned>(y) < static_cast<unsigned>(task.rows)) {
+            if (is_copied) copy_16_bytes(ring + slot, source);
+            else if (is_loaded) ring[slot] = gathered(source - band.x, from, cval);
+        } else if (is_loaded) {
+            const int inner = index_beyond(y, task.rows, task.mode_y);
+            const Sample* row = band.in + inner * static_cast<long long>(task.in_pitch);
+            if (inner < 0) ring[slot] = outside;
+            else if (is_copied) copy_16_bytes(ring + slot, row + band.x);
+            else ring[slot] = gathered(row, from, cval);
+        }
+        y += band.on, source += in_step;
     };
     const auto after = [&](int slot) { return slot + THREADS == end ? 0 : slot + THREADS; };
 #pragma unroll 1
     for (int n = 0; n < AHEAD; ++n) {
-        if (n < band.total) fetch(n, n * THREADS);
+        if (n < band.total) fetch(n * THREADS);
         end_copy_group();
     }
+    const long long out_step = band.on * static_cast<long long>(task.out_pitch), image_step = band.on * task.image_pitch;
+    const int out_y = band.out_y + (taps - 1) * band.on;
+    Sample* target = band.out + out_y * static_cast<long long>(task.out_pitch) + column;
+    const bool is_whole = is_used && column + SAMPLES <= task.out_columns;
+    const Sample* other = task.subtracts ? band.image + out_y * task.image_pitch : nullptr;
+    const auto image_vector = [&] {
+        if (is_whole) return vector_at(other + column, column + 2 * SAMPLES <= task.out_columns);
+        return is_used ? some_of(other, column, task.out_columns) : outside;
+    };
     // Slots of this row, of the one that is fetched, and of the first of the window that ends here.
     int slot = 0, fetched = AHEAD * THREADS, begin = after(fetched), p = 0;  // p: the row's place in its run
     Many prefix = {};
-    V theirs = {};
-    if (task.subtracts && taps == 1) theirs = band.image_at(band.results(0, lane));
+    V theirs = outside;
+    if (task.subtracts && taps == 1) theirs = image_vector(), other += image_step;
 #pragma unroll 1
     for (int n = 0; n < band.total; ++n) {
-        if (n + AHEAD < band.total) fetch(n + AHEAD, fetched);
+        if (n + AHEAD < band.total) fetch(fetched);
         end_copy_group();
         wait_for_copies_but<AHEAD>();
         Many x = widened(ring[slot]);
@@ -186,19 +218,29 @@ __global__ void __launch_bounds__(32, 24) extreme_strip(
             x = n < taps ? prefix : chosen<LEAST>(prefix, widened(ring[begin]));
         } else {
             int back = slot;
+            p = taps - 2;
 #pragma unroll 1
-            for (p = taps - 2; p > 0; --p) {
-                back = back == 0 ? end - THREADS : back - THREADS;
+            for (; p >= 4; p -= 4) {
+                int at[4];
+                V row[4];
+#pragma unroll
+                for (int k = 0; k < 4; ++k) back = (back == 0 ? end : back) - THREADS, at[k] = back, row[k] = ring[back];
+#pragma unroll
+                for (int k = 0; k < 4; ++k) x = chosen<LEAST>(x, widened(row[k])), ring[at[k]] = narrowed(x);
+            }
+#pragma unroll 1
+            for (; p > 0; --p) {
+                back = (back == 0 ? end : back) - THREADS;
                 x = chosen<LEAST>(x, widened(ring[back]));
                 ring[back] = narrowed(x);
             }
             x = prefix, p = 0;
         }
         slot = after(slot), fetched = begin, begin = after(begin);
-        if (n + 1 < taps) {  // no window ends here
-            if (task.subtracts && n + 2 == taps) theirs = band.image_at(band.results(n + 1, lane));
-            continue;
-        }
+        if (n + 2 < taps) continue;  // no window ends here, nor in the next row
+        const V now = theirs;
+        if (task.subtracts && n + 1 < band.total) theirs = image_vector(), other += image_step;
+        if (n + 1 < taps) continue;
         V own = narrowed(x);
         if (band.fills) {
             __syncwarp();
@@ -207,17 +249,24 @@ __global__ void __launch_bounds__(32, 24) extreme_strip(
             if (band.is_edge) own = completed(own, line, from, band.x, task.columns, band.base, bits_of(cval));
             x = widened(own);
         }
-        const auto to = band.results(n, lane);
-        const int span = spans_along<LEAST>(x, task.taps_x), apart = task.taps_x - span, by = band.ahead - to.before;
+        const int span = spans_along<LEAST>(x, task.taps_x), apart = task.taps_x - span;
         own = narrowed(x);
-        V found = later(own, by);
-        if (apart > 0) found = narrowed(chosen<LEAST>(widened(found), widened(later(own, by + apart))));
+        V found = shifted_along(own, first);
+        if (apart > 0) found = narrowed(chosen<LEAST>(widened(found), widened(shifted_along(own, first + apart))));
         if constexpr (same<Sample, float>) {
 #pragma unroll
             for (int k = 0; k < V::WORDS; ++k)
                 if (is_nan(__uint_as_float(found.word[k]))) found.word[k] = bits_of(not_a_number<float>());
         }
-        if (is_used && to.place < task.out_columns) band.store(to, found, theirs, nodata);
-        if (task.subtracts && n + 1 < band.total) theirs = band.image_at(band.results(n + 1, lane));
+        if (task.subtracts == 1) found = difference(now, found, task.has_nodata, nodata);
+        if (task.subtracts == 2) found = difference(found, now, task.has_nodata, nodata);
+        if (is_whole) {
+            store_vector(target, found);
+        } else if (is_used) {
+#pragma unroll
+            for (int k = 0; k < V::WORDS; ++k)
+                store_some<Sample>(target - column, column + k * SAMPLES_A_WORD<Sample>, found.word[k], 0, task.out_columns);
+        }
+        target += out_step;
     }
 }
