@@ -13,6 +13,7 @@ from kernels.rank.task import Axis, Difference, Task
 from kernels.runtime.launch import kernel, multiprocessors, shared_bytes_a_multiprocessor
 from kernels.smoothing.borders import MODES
 
+STRIP_GROUP = 2  # rows that strip.cuh takes at a time
 ENTRIES = tuple(
     f"{name}<{c_type}, {least}{rows}>"
     for name, rows in (
@@ -24,7 +25,7 @@ ENTRIES = tuple(
     for c_type in C_TYPES.values()
     for least in ("true", "false")
 ) + tuple(
-    f"extreme_strip<{C_TYPES[name]}, {least}>"
+    f"extreme_strip<{C_TYPES[name]}, {least}, {STRIP_GROUP}>"
     for name in ("uint8", "uint16", "int16", "float32")
     for least in ("true", "false")
 )
@@ -203,7 +204,7 @@ def _launch_box(task: BoxTask, types: str, itemsize: int, stream: Any, arguments
     lost = STRIP_THREADS - (STRIP_THREADS * each - task.first_x % each - task.taps_x + 1) // each
     is_plain = not task.omit_nan and not task.has_nodata and task.is_first and task.is_last
     if (
-        f"extreme_strip<{types}>" in ENTRIES
+        f"extreme_strip<{types}, {STRIP_GROUP}>" in ENTRIES
         and (itemsize < 4 or is_plain)
         and task.aligned_in and task.aligned_out and task.pair == 0 and task.taps_y <= STRIP_ROWS and lost <= STRIP_LOST
     ):  # fmt: skip
@@ -242,7 +243,7 @@ def _launch_strip(task: BoxTask, types: str, lost: int, each: int, stream: Any, 
     held = min(shared_bytes_a_multiprocessor() // (STRIP_THREADS * bytes_a_thread + 1024), STRIP_BLOCKS)
     task.band = _band(task.tiles * task.planes * task.step, rows, task.taps_y, multiprocessors() * held)
     task.bands = -(-rows // task.band)
-    kernel("rank", f"extreme_strip<{types}>").launch(
+    kernel("rank", f"extreme_strip<{types}, {STRIP_GROUP}>").launch(
         (task.tiles * task.step * task.bands * task.planes,), (STRIP_THREADS,), arguments,
         shared_bytes=STRIP_THREADS * bytes_a_thread, stream=stream,
     )  # fmt: skip
@@ -250,12 +251,12 @@ def _launch_strip(task: BoxTask, types: str, lost: int, each: int, stream: Any, 
 
 @functools.lru_cache(maxsize=256)
 def _band(others: int, rows: int, taps: int, held: int) -> int:
-    """Rows of a band, for the least time by the model of `_shape`; the device holds so many blocks at once."""
+    """Rows of a band, for the least time by the model of `_shape`, where rows before the first result cost little."""
     best, least = rows, math.inf
-    for waves in range(1, 9):
+    for waves in range(1, 17):
         bands = min(max(1, waves * held // others), rows)
         band = -(-rows // bands)
-        time = (-(-others * bands // held) + 0.5) * (band + (taps - 1) / 2 + 8)
+        time = (-(-others * bands // held) + 0.6) * (band + (taps - 1) / 8 + 1)
         if time < least:
             best, least = band, time
     return best
