@@ -32,8 +32,8 @@ ENTRIES = tuple(
 ROW_THREADS, ROW_WORDS = 256, 16  # of extremes.cuh
 BOX_THREADS = 256  # of box.cuh
 BLOCKS = {4: 3, 8: 2}  # of a multiprocessor, by the rows of a group
-STRIP_THREADS, STRIP_BLOCKS, AHEAD = 32, 24, 8  # of strip.cuh: threads, blocks of a multiprocessor, rows on their way
-STRIP_ROWS, STRIP_LOST = 64, 16  # of a window, and vectors of a warp that only serve others, at most
+STRIP_THREADS, STRIP_BLOCKS, AHEAD = 32, 24, 4  # of strip.cuh: threads, blocks of a multiprocessor, rows on their way
+STRIP_ROWS, STRIP_LOST = 40, 16  # of a window, and vectors of a warp that only serve others, at most
 FEW, SOME = 8, 20  # rows of a window: more than FEW are loaded twice, up to SOME in groups of four
 VECTOR = 16  # bytes
 # By the bytes of shared memory from which they hold: samples of a window down a column, more of which leave too few

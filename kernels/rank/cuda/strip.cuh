@@ -21,7 +21,7 @@
 #include "rows.cuh"
 
 constexpr int STRIP_BLOCKS = 24;  // of a multiprocessor
-constexpr int AHEAD = 8;          // rows on their way
+constexpr int AHEAD = 4;          // rows on their way
 
 // The extreme of words of a stream. Floats are compared as such: a NaN spreads, and -0.0 comes before 0.0.
 template <bool LEAST, typename Sample>
