@@ -11,11 +11,10 @@
 // of the groups, then of the bins of the group that holds the rank, and last looks at the places of one bin, four at a time:
 // which of them lie in the window, and the one of the rank that is left.
 //
-//   load      samples -> keys                                    all threads
+//   load      samples -> keys, and counts of their lower 13 bits all threads
 //     |  barrier
-//   sort      lower 12 bits of the tile's range: count, scan,    all threads, a barrier after each; equal digits in any order
-//             scatter; the upper 4, if it has them: each warp
-//             its part in order, by ballots
+//   sort      by these: scan, scatter, equal ones in any order;  all threads, a barrier after each; by the upper digit each
+//             by the upper 3, if a sample has them, in order     warp takes a part, by ballots
 //     |  barrier
 //   bins      of each sample; position and value by place        all threads
 //     |  barrier
@@ -34,11 +33,11 @@
 #include "ordered.cuh"
 
 constexpr int COLUMN_THREADS = 128, COLUMN_WARPS = COLUMN_THREADS / 32;
-constexpr int KEY_PITCH = 128;           // a sample's number is y * KEY_PITCH + x
-constexpr int GROUP_BINS = 16;           // and groups
+constexpr int GROUP_BINS = 16;                                      // and groups
 constexpr int COLUMN_BYTES = GROUP_BINS + GROUP_BINS * GROUP_BINS;  // counts of the groups, then of the bins
-constexpr int LOW_BITS = 12;             // digits of the first pass of the sort
-constexpr int LOW_WORDS = (1 << LOW_BITS) / 2;
+constexpr int MOST_SIDE = 127;                                      // of a tile with its halo: positions have 7 bits
+constexpr int LOW_BITS = 13;                                        // digits of the first pass of the sort
+constexpr unsigned NUMBER = (1u << LOW_BITS) - 1;                   // of a sample: y * columns + x
 constexpr unsigned ONES = 0x01010101u, TOPS = 0x80808080u;
 
 struct ColumnsTask {
@@ -49,119 +48,105 @@ struct ColumnsTask {
     int rank;
 };
 
-// Two counters in a word; threads that scan 16 words each read different banks.
-constexpr int low_word(int word) { return word + word / 16; }
+// Counters of digits, two in a word, of which a thread scans EACH words: those side by side read different banks.
+template <typename Sample>
+struct Digits {
+    static constexpr int BITS = sizeof(Sample) == 1 ? 8 : LOW_BITS, WORDS = (1 << BITS) / 2;
+    static constexpr int EACH = WORDS / COLUMN_THREADS, HELD = WORDS + COLUMN_THREADS;
+    static __device__ int word_of(unsigned digit) { return digit / 2 + digit / 2 / EACH; }
+    static __device__ unsigned of(unsigned key) { return key & ((1u << BITS) - 1); }
+    static __device__ unsigned one(unsigned digit) { return 1u << digit % 2 * 16; }
+};
 
-// Sorts the numbers of a tile's samples by their keys; `spare` has room for as many. Returns where they are.
-template <typename Number>
-__device__ inline Number* sort_numbers(
-    const unsigned short* keys, Number* numbers, Number* spare, unsigned* counts, int rows, int columns, unsigned least,
-    int bits) {
+// Counts of all digits become those of the digits before.
+template <typename Sample>
+__device__ inline void scan_digits(unsigned* counts) {
+    constexpr int EACH = Digits<Sample>::EACH;
     const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
-    __shared__ unsigned totals[COLUMN_WARPS][16];
-    const auto digit_of = [&](int number) { return (keys[number] - least) & ((1u << LOW_BITS) - 1); };
-    for (int i = thread; i < low_word(LOW_WORDS); i += COLUMN_THREADS) counts[i] = 0;
-    __syncthreads();
-    for (int y = warp; y < rows; y += COLUMN_WARPS)
-#pragma unroll 4
-        for (int x = lane; x < columns; x += 32) {
-            const unsigned digit = digit_of(y * KEY_PITCH + x);
-            atomicAdd(counts + low_word(digit / 2), 1u << digit % 2 * 16);
-        }
-    __syncthreads();
-    constexpr int EACH = LOW_WORDS / COLUMN_THREADS;
+    __shared__ unsigned totals[COLUMN_WARPS];
+    unsigned* mine = counts + thread * (EACH + 1);
     unsigned own = 0;
 #pragma unroll
-    for (int i = 0; i < EACH; ++i) {
-        const unsigned two = counts[low_word(thread * EACH + i)];
-        own += (two & 0xFFFFu) + (two >> 16);
-    }
+    for (int i = 0; i < EACH; ++i) own += (mine[i] & 0xFFFFu) + (mine[i] >> 16);
     unsigned before = own;
 #pragma unroll
     for (int apart = 1; apart < 32; apart *= 2) {
         const unsigned other = __shfl_up_sync(~0u, before, apart);
         if (lane >= apart) before += other;
     }
-    if (lane == 31) totals[warp][0] = before;
+    if (lane == 31) totals[warp] = before;
     __syncthreads();
     before -= own;
-    for (int other = 0; other < warp; ++other) before += totals[other][0];
+    for (int other = 0; other < warp; ++other) before += totals[other];
 #pragma unroll
     for (int i = 0; i < EACH; ++i) {
-        const unsigned two = counts[low_word(thread * EACH + i)], between = before + (two & 0xFFFFu);
-        counts[low_word(thread * EACH + i)] = before | between << 16;
+        const unsigned two = mine[i], between = before + (two & 0xFFFFu);
+        mine[i] = before | between << 16;
         before = between + (two >> 16);
     }
-    __syncthreads();
-    for (int y = warp; y < rows; y += COLUMN_WARPS)
-#pragma unroll 4
-        for (int x = lane; x < columns; x += 32) {
-            const int number = y * KEY_PITCH + x;
-            const unsigned digit = digit_of(number), shift = digit % 2 * 16;
-            const unsigned place = atomicAdd(counts + low_word(digit / 2), 1u << shift) >> shift & 0xFFFFu;
-            numbers[place] = static_cast<Number>(number);
-        }
-    __syncthreads();
-    if (bits <= LOW_BITS) return numbers;
+}
 
-    // Lane d and lane 16 + d count digit d.
-    const int total = rows * columns, part = (total + COLUMN_THREADS - 1) / COLUMN_THREADS * 32;
-    const int begin = warp * part, end = min(begin + part, total);
-    const auto upper_digit = [&](int number) { return (keys[number] - least) >> LOW_BITS & 15u; };
-    // Lanes whose digit is that of this lane, and those whose digit is this lane's number.
-    const auto match = [&](unsigned digit, bool is_held, unsigned& alike, unsigned& counted) {
-        alike = counted = __ballot_sync(~0u, is_held);
+// Sorts words by their upper 3 bits, which keeps the order of equal ones. `padded` is a multiple of the block's threads.
+__device__ inline void sort_by_upper_digit(const unsigned short* words, unsigned short* sorted, int padded) {
+    constexpr int DIGIT_BITS = 16 - LOW_BITS, COUNT = 1 << DIGIT_BITS;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    __shared__ unsigned totals[COLUMN_WARPS][COUNT];
+    const int part = padded / COLUMN_WARPS;
+    words += warp * part + lane;
+    // Each lane counts the digit of its own number.
+    unsigned not_mine[DIGIT_BITS], held = 0;
 #pragma unroll
-        for (int bit = 0; bit < 4; ++bit) {
-            const unsigned set = __ballot_sync(~0u, digit >> bit & 1);
-            alike &= digit >> bit & 1 ? set : ~set;
-            counted &= lane >> bit & 1 ? set : ~set;
-        }
-    };
-    unsigned alike, counted, held = 0;
-    for (int i = begin; i < end; i += 32) {
-        const bool is_held = i + lane < end;
-        match(is_held ? upper_digit(numbers[i + lane]) : 0, is_held, alike, counted);
+    for (int bit = 0; bit < DIGIT_BITS; ++bit) not_mine[bit] = (lane >> bit & 1) - 1;
+#pragma unroll 4
+    for (int i = 0; i < part; i += 32) {
+        const unsigned word = words[i];
+        unsigned counted = ~0u;
+#pragma unroll
+        for (int bit = 0; bit < DIGIT_BITS; ++bit)
+            counted &= __ballot_sync(~0u, word >> (LOW_BITS + bit) & 1) ^ not_mine[bit];
         held += __popc(counted);
     }
-    if (lane < 16) totals[warp][lane] = held;
+    if (lane < COUNT) totals[warp][lane] = held;
     __syncthreads();
     unsigned all = 0, next = 0;
+#pragma unroll
     for (int other = 0; other < COLUMN_WARPS; ++other) {
-        const unsigned count = totals[other][lane % 16];
+        const unsigned count = totals[other][lane % COUNT];
         all += count;
         if (other < warp) next += count;
     }
     unsigned through = all;
 #pragma unroll
-    for (int apart = 1; apart < 16; apart *= 2) {
-        const unsigned other = __shfl_up_sync(~0u, through, apart, 16);
-        if (lane % 16 >= apart) through += other;
+    for (int apart = 1; apart < COUNT; apart *= 2) {
+        const unsigned other = __shfl_up_sync(~0u, through, apart, COUNT);
+        if (lane % COUNT >= apart) through += other;
     }
     next += through - all;
-    for (int i = begin; i < end; i += 32) {
-        const bool is_held = i + lane < end;
-        const Number number = is_held ? numbers[i + lane] : Number(0);
-        const unsigned digit = is_held ? upper_digit(number) : 0;
-        match(digit, is_held, alike, counted);
-        const unsigned place = __shfl_sync(~0u, next, digit) + __popc(alike & ((1u << lane) - 1));
-        if (is_held) spare[place] = number;
+#pragma unroll 4
+    for (int i = 0; i < part; i += 32) {
+        const unsigned word = words[i];
+        unsigned counted = ~0u, alike = (1u << lane) - 1;  // before this lane
+#pragma unroll
+        for (int bit = 0; bit < DIGIT_BITS; ++bit) {
+            const unsigned set = __ballot_sync(~0u, word >> (LOW_BITS + bit) & 1);
+            counted &= set ^ not_mine[bit];
+            alike &= set ^ ((word >> (LOW_BITS + bit) & 1) - 1);
+        }
+        sorted[__shfl_sync(~0u, next, word >> LOW_BITS) + __popc(alike)] = static_cast<unsigned short>(word);
         next += __popc(counted);
     }
-    __syncthreads();
-    return spare;
 }
 
 // The sums of counts, of 16 bins: bytes, or if they may exceed 255 the even and the odd ones apart.
 template <bool SMALL>
 struct Sums {
-    unsigned word[4] = {}, even[4] = {};
+    unsigned word[4] = {}, odd[4] = {};
     __device__ void add(uint4 a) {
         const unsigned counts[4] = {a.x, a.y, a.z, a.w};
 #pragma unroll
         for (int k = 0; k < 4; ++k) {
-            word[k] += counts[k];
-            if constexpr (!SMALL) even[k] += counts[k] & 0x00FF00FFu;
+            word[k] += SMALL ? counts[k] : counts[k] & 0x00FF00FFu;
+            if constexpr (!SMALL) odd[k] += __byte_perm(counts[k], 0, 0x4341);
         }
     }
     // The bin that holds `rank`, which becomes that among its samples.
@@ -185,18 +170,17 @@ struct Sums {
             rank -= chosen << 8 >> 8 * within & 255u;
             return found + within;
         } else {
-            unsigned odd[4], sum = 0;
+            unsigned sum = 0;
 #pragma unroll
             for (int k = 0; k < 4; ++k) {
-                odd[k] = (word[k] - even[k]) >> 8;
-                const unsigned both = even[k] + odd[k];
+                const unsigned both = word[k] + odd[k];
                 through[k] = (both & 0xFFFFu) + (both >> 16);
             }
-            chosen = even[0], odds = odd[0];
+            chosen = word[0], odds = odd[0];
 #pragma unroll
             for (int k = 1; k < 4; ++k) {
                 sum += through[k - 1];
-                if (rank >= static_cast<int>(sum)) chosen = even[k], odds = odd[k], before = sum, found = 4 * k;
+                if (rank >= static_cast<int>(sum)) chosen = word[k], odds = odd[k], before = sum, found = 4 * k;
             }
             rank -= before;
             const int first = chosen & 0xFFFFu, second = first + (odds & 0xFFFFu), third = second + (chosen >> 16);
@@ -216,17 +200,21 @@ __global__ void __launch_bounds__(COLUMN_THREADS) rank_columns(
     const Sample* __restrict__ in, Sample* __restrict__ out, const __grid_constant__ ColumnsTask task, Sample cval) {
     constexpr int WIDTH = 4 * WORDS;
     extern __shared__ __align__(16) unsigned char memory[];
-    const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
+    const int thread = threadIdx.x;
     const int columns = task.tile_x + task.taps_x - 1, rows = task.tile_y + task.taps_y - 1, total = rows * columns;
+    const int padded = (total + COLUMN_THREADS - 1) / COLUMN_THREADS * COLUMN_THREADS;
     const int bins = (total + WIDTH - 1) / WIDTH, fours = (columns + 3) / 4;
-    // Places: positions, values; bins by position; and behind them the sort's memory, later the counts.
-    uint2* spots = reinterpret_cast<uint2*>(memory);  // x and y of four places each, with the top bits set
+    // Of places: x and y of four each, with the top bits set; values. Bins by position. Behind them the counts.
+    uint2* spots = reinterpret_cast<uint2*>(memory);
     Sample* values = reinterpret_cast<Sample*>(spots + bins * WORDS);
     unsigned char* bin_of = reinterpret_cast<unsigned char*>(values + bins * WIDTH);
     unsigned char* counts = bin_of + (total + 15) / 16 * 16;
+    // Of the sort, before: numbers in the order of the lower digit; its counters, later numbers in order; keys.
+    using Lower = Digits<Sample>;
+    unsigned short* by_lower = reinterpret_cast<unsigned short*>(memory);
     unsigned* digits = reinterpret_cast<unsigned*>(counts);
-    unsigned short* keys = reinterpret_cast<unsigned short*>(digits + low_word(LOW_WORDS));
-    unsigned short* numbers = keys + rows * KEY_PITCH;
+    unsigned short* sorted = reinterpret_cast<unsigned short*>(counts);
+    unsigned short* keys = sorted + max(padded, 2 * Lower::HELD);
 
     long long block = blockIdx.x;
     const long long x0 = block % task.tiles_x * task.tile_x;
@@ -236,46 +224,51 @@ __global__ void __launch_bounds__(COLUMN_THREADS) rank_columns(
     in += block / task.inner * task.rows * task.columns * task.inner + block % task.inner;
     out += block / task.inner * task.out_rows * task.out_columns * task.inner + block % task.inner;
 
-    unsigned least = 0xFFFFu, most = 0;
-    long long from_x[KEY_PITCH / 32];
-#pragma unroll
-    for (int j = 0; j < KEY_PITCH / 32; ++j)
-        from_x[j] = border_index(x0 + task.first_x + lane + 32 * j, task.columns, task.mode_x) * task.inner;
-#pragma unroll 2
-    for (int y = warp; y < rows; y += COLUMN_WARPS) {
-        const long long from_y = border_index(y0 + task.first_y + y, task.rows, task.mode_y);
-        const Sample* row = in + from_y * task.columns * task.inner;
-#pragma unroll
-        for (int j = 0; j < KEY_PITCH / 32; ++j) {
-            const int x = lane + 32 * j;
-            if (x >= columns) break;
-            const unsigned key = key_of(from_y < 0 || from_x[j] < 0 ? cval : row[from_x[j]]);
-            keys[y * KEY_PITCH + x] = static_cast<unsigned short>(key);
-            least = min(least, key);
-            most = max(most, key);
-        }
-    }
-    __shared__ unsigned ends[2][COLUMN_WARPS];
-#pragma unroll
-    for (int apart = 16; apart >= 1; apart /= 2) {
-        least = min(least, __shfl_xor_sync(~0u, least, apart));
-        most = max(most, __shfl_xor_sync(~0u, most, apart));
-    }
-    if (lane == 0) ends[0][warp] = least, ends[1][warp] = most;
+    __shared__ int from_y[COLUMN_THREADS];
+    __shared__ int from_x[COLUMN_THREADS];
+    from_y[thread] = static_cast<int>(border_index(y0 + task.first_y + thread, task.rows, task.mode_y));
+    from_x[thread] = static_cast<int>(border_index(x0 + task.first_x + thread, task.columns, task.mode_x));
+    for (int i = thread; i < Lower::HELD; i += COLUMN_THREADS) digits[i] = 0;
     __syncthreads();
-#pragma unroll
-    for (int other = 0; other < COLUMN_WARPS; ++other) least = min(least, ends[0][other]), most = max(most, ends[1][other]);
-    numbers = sort_numbers(keys, numbers, numbers + total, digits, rows, columns, least, 32 - __clz(most - least));
-
-    for (int place = thread; place < bins * WIDTH; place += COLUMN_THREADS) {
-        const int bin = place / WIDTH, within = place % WIDTH, word = within % WORDS, byte = within / WORDS;
+    const unsigned a_column = 0xFFFFFFFFu / columns + 1;  // of 2^32: divides numbers
+    constexpr unsigned HOME = same<Sample, short> ? 0x8000u >> LOW_BITS : 0;
+    bool is_wide = false;
+#pragma unroll 4
+    for (int i = thread; i < total; i += COLUMN_THREADS) {
+        const int y = __umulhi(i, a_column), x = i - y * columns, from_row = from_y[y], from = from_x[x];
+        const unsigned key = key_of(from_row < 0 || from < 0 ? cval : in[(from_row * task.columns + from) * task.inner]);
+        const unsigned digit = Lower::of(key);
+        keys[i] = static_cast<unsigned short>(key);
+        is_wide |= key >> LOW_BITS != HOME;
+        atomicAdd(digits + Lower::word_of(digit), Lower::one(digit));
+    }
+    is_wide = __syncthreads_or(is_wide);
+    scan_digits<Sample>(digits);
+    __syncthreads();
+#pragma unroll 4
+    for (int i = thread; i < total; i += COLUMN_THREADS) {
+        const unsigned key = keys[i], digit = Lower::of(key);
+        const unsigned two = atomicAdd(digits + Lower::word_of(digit), Lower::one(digit));
+        by_lower[two >> digit % 2 * 16 & 0xFFFFu] = static_cast<unsigned short>((key & ~NUMBER) | i);
+    }
+    if (total + thread < padded) by_lower[total + thread] = 0xFFFF;
+    __syncthreads();
+    if (is_wide) {
+        sort_by_upper_digit(by_lower, sorted, padded);
+    } else {
+        for (int i = thread; i < padded; i += COLUMN_THREADS) sorted[i] = by_lower[i];
+    }
+    __syncthreads();
+#pragma unroll 2
+    for (unsigned place = thread; place < static_cast<unsigned>(bins * WIDTH); place += COLUMN_THREADS) {
+        const unsigned bin = place / WIDTH, within = place % WIDTH, word = within % WORDS, byte = within / WORDS;
         unsigned char* spot = reinterpret_cast<unsigned char*>(spots + bin * WORDS + word) + byte;
-        int x = 127, y = 127;  // of no window
-        if (place < total) {
-            const int number = numbers[place];
-            x = number % KEY_PITCH, y = number / KEY_PITCH;
+        int x = MOST_SIDE, y = MOST_SIDE;  // of no window
+        if (place < static_cast<unsigned>(total)) {
+            const unsigned number = sorted[place] & NUMBER;
+            y = __umulhi(number, a_column), x = number - y * columns;
             values[place] = sample_of<Sample>(keys[number]);
-            bin_of[y * columns + x] = static_cast<unsigned char>(bin);
+            bin_of[number] = static_cast<unsigned char>(bin);
         }
         spot[0] = static_cast<unsigned char>(x | 128);
         spot[4] = static_cast<unsigned char>(y | 128);

@@ -12,7 +12,7 @@ from kernels.rank.task import Task
 from kernels.runtime.launch import blocks_of, kernel
 from kernels.smoothing.borders import MODES
 
-THREADS, KEY_PITCH, COLUMN_BYTES, LOW_BYTES = 128, 128, 16 + 256, 4 * (2048 + 128)  # of columns.cuh
+THREADS, COLUMN_BYTES, MOST_SIDE = 128, 16 + 256, 127  # of columns.cuh
 BINS = 256
 MOST_ROWS, MOST_COLUMNS = 31, 63  # of a window: counts of eight columns fit a byte, positions in a tile 7 bits
 SMALL = 255  # samples of windows whose counts fit a byte
@@ -48,6 +48,7 @@ def applies(task: Task) -> bool:
         and planes.taps == 1
         and 4 <= rows.taps <= MOST_ROWS
         and 4 <= columns.taps <= MOST_COLUMNS
+        and max(rows.length, columns.length) < MAX_BLOCKS
         and math.prod(task.out_shape) < MAX_BLOCKS
     )
 
@@ -77,7 +78,9 @@ def _shared_bytes(taps_y: int, taps_x: int, tile_y: int, tile_x: int, words: int
     rows, columns = tile_y + taps_y - 1, tile_x + taps_x - 1
     total = rows * columns
     places = blocks_of(total, 4 * words) * 4 * words
-    sort = LOW_BYTES + 2 * rows * KEY_PITCH + 4 * total
+    digits = 1 << 8 if itemsize == 1 else 1 << 13
+    padded = blocks_of(total, THREADS) * THREADS
+    sort = max(2 * digits + 4 * THREADS, 2 * padded) + 2 * padded
     counts = (columns + blocks_of(columns, 4) + 1) * COLUMN_BYTES
     return places * (2 + itemsize) + blocks_of(total, 16) * 16 + max(sort, counts)
 
@@ -89,9 +92,9 @@ def _tile(taps_y: int, taps_x: int, out_rows: int, out_columns: int, itemsize: i
     for words in WORDS:
         for tile_x in WIDTHS:
             columns = tile_x + taps_x - 1
-            if columns > KEY_PITCH - 2 or (tile_x > 32 and tile_x - 32 >= out_columns):
+            if columns >= MOST_SIDE or (tile_x > 32 and tile_x - 32 >= out_columns):
                 continue
-            for tile_y in range(1, min(KEY_PITCH - 1 - taps_y, out_rows) + 1):
+            for tile_y in range(1, min(MOST_SIDE - taps_y, out_rows) + 1):
                 rows = tile_y + taps_y - 1
                 if rows * columns > 4 * words * BINS:
                     break
