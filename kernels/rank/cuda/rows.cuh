@@ -87,7 +87,7 @@ __global__ void __launch_bounds__(32 * ROWS_WARPS) median_rows(
         Sample before, after;
     };
     const int lane = threadIdx.x;
-    long long rest = blockIdx.x * static_cast<long long>(ROWS_WARPS) + threadIdx.y;
+    long long rest = blockIdx.x * static_cast<long long>(blockDim.y) + threadIdx.y;
     if (rest >= task.planes * task.strips * task.across) return;
     const long long x = (rest % task.across * 32 + lane) * SAMPLES;
     rest /= task.across;
