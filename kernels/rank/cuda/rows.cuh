@@ -20,8 +20,8 @@
 constexpr int ROWS_WARPS = 4;
 
 struct RowsTask {
-    long long planes, rows, columns, out_rows;
-    int first_y, mode_y, mode_x;
+    long long planes;
+    int rows, columns, out_rows, first_y, mode_y, mode_x;
     int strip, strips, across;  // rows of a strip, an even number; strips of a plane; warps of a row
 };
 
@@ -89,36 +89,38 @@ __global__ void __launch_bounds__(32 * ROWS_WARPS) median_rows(
     const int lane = threadIdx.x;
     long long rest = blockIdx.x * static_cast<long long>(blockDim.y) + threadIdx.y;
     if (rest >= task.planes * task.strips * task.across) return;
-    const long long x = (rest % task.across * 32 + lane) * SAMPLES;
+    const int x = (static_cast<int>(rest % task.across) * 32 + lane) * SAMPLES;
     rest /= task.across;
-    const long long y0 = rest % task.strips * task.strip, y1 = min(y0 + task.strip, task.out_rows);
+    const int y0 = static_cast<int>(rest % task.strips) * task.strip, y1 = min(y0 + task.strip, task.out_rows);
     in += rest / task.strips * task.rows * task.columns;
-    out += rest / task.strips * task.out_rows * task.columns;
+    out += rest / task.strips * task.out_rows * task.columns + x;
     const bool is_held = x < task.columns, is_last = is_held && (lane == 31 || x + SAMPLES >= task.columns);
-    const long long left = border_index(x - 1, task.columns, task.mode_x);
-    const long long right = border_index(x + SAMPLES, task.columns, task.mode_x);
-    const auto fetch = [&](long long y) {
-        const long long from = border_index(y + task.first_y, task.rows, task.mode_y);
+    const int left = border_index(x - 1, task.columns, task.mode_x);
+    const int right = border_index(x + SAMPLES, task.columns, task.mode_x);
+    const bool loads_left = lane == 0 && left >= 0, loads_right = is_last && right >= 0;
+    const Sample* const own = in + x;
+    const Sample* const before = in + left;
+    const Sample* const after = in + right;
+    const unsigned beyond = static_cast<unsigned>(cval) & ((1u << 8 * sizeof(Sample)) - 1);
+    const auto fetch = [&](int y) {
+        const int from_y = border_index(y + task.first_y, task.rows, task.mode_y);
+        const long long from = static_cast<long long>(from_y) * task.columns;
         Raw raw;
         raw.before = raw.after = cval;
-        if (from < 0) {
-            const unsigned bits = static_cast<unsigned>(cval) & (sizeof(Sample) == 1 ? 0xFFu : 0xFFFFu);
-            const unsigned word = bits * (sizeof(Sample) == 1 ? 0x01010101u : 0x00010001u);
-            raw.samples = {word, word, word, word};
-            return raw;
-        }
-        const Sample* row = in + from * task.columns;
-        raw.samples = is_held ? *reinterpret_cast<const uint4*>(row + x) : uint4{0, 0, 0, 0};
-        if (lane == 0 && left >= 0) raw.before = row[left];
-        if (is_last && right >= 0) raw.after = row[right];
+        const unsigned word = beyond * (sizeof(Sample) == 1 ? 0x01010101u : 0x00010001u);
+        raw.samples = {word, word, word, word};
+        if (from_y < 0) return raw;
+        if (is_held) raw.samples = *reinterpret_cast<const uint4*>(own + from);
+        if (loads_left) raw.before = before[from];
+        if (loads_right) raw.after = after[from];
         return raw;
     };
     const auto row_of = [&](const Raw& raw) {
         const unsigned words[4] = {raw.samples.x, raw.samples.y, raw.samples.z, raw.samples.w};
-        unsigned before = __shfl_up_sync(~0u, words[3], 1), after = __shfl_down_sync(~0u, words[0], 1);
+        unsigned first = __shfl_up_sync(~0u, words[3], 1), last = __shfl_down_sync(~0u, words[0], 1);
         constexpr int BITS = 8 * sizeof(Sample);
-        if (lane == 0) before = static_cast<unsigned>(raw.before) << (32 - BITS);
-        if (is_last) after = static_cast<unsigned>(raw.after);
+        if (lane == 0) first = static_cast<unsigned>(raw.before) << (32 - BITS);
+        if (is_last) last = static_cast<unsigned>(raw.after);
         Row row;
 #pragma unroll
         for (int k = 0; k < 4; ++k) {
@@ -126,17 +128,17 @@ __global__ void __launch_bounds__(32 * ROWS_WARPS) median_rows(
             else row.word[k] = {words[k]};
         }
         // Bytes: the upper ones of the halves.
-        row.ends = {__byte_perm(before, after, Row::BYTES ? 0x4030 : 0x5432)};
+        row.ends = {__byte_perm(first, last, Row::BYTES ? 0x4030 : 0x5432)};
         return row;
     };
-    const auto store = [&](long long y, const Row& row) {
+    const auto store = [&](int y, const Row& row) {
         if (!is_held || y >= y1) return;
         uint4 found;
         unsigned* words = &found.x;
 #pragma unroll
         for (int k = 0; k < 4; ++k)
             words[k] = Row::BYTES ? __byte_perm(row.word[k % WORDS].bits, row.word[(4 + k) % WORDS].bits, 0x7351) : row.word[k].bits;
-        *reinterpret_cast<uint4*>(out + y * task.columns + x) = found;
+        *reinterpret_cast<uint4*>(out + static_cast<long long>(y) * task.columns) = found;
     };
     // Of columns of which two samples are sorted, and the third: both ends of the word are columns as well.
     const auto medians = [&](const Row& lower, const Row& upper, const Row& third) {
@@ -161,7 +163,7 @@ __global__ void __launch_bounds__(32 * ROWS_WARPS) median_rows(
     Row first = row_of(fetch(y0)), second = row_of(fetch(y0 + 1));
     Raw third_raw = fetch(y0 + 2), fourth_raw = fetch(y0 + 3);
 #pragma unroll 1
-    for (long long y = y0; y < y1; y += 2) {
+    for (int y = y0; y < y1; y += 2) {
         const Row third = row_of(third_raw), fourth = row_of(fourth_raw);
         third_raw = fetch(y + 4);
         fourth_raw = fetch(y + 5);

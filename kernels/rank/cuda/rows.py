@@ -13,7 +13,7 @@ from kernels.smoothing.borders import MODES
 
 WARPS, VECTOR = 4, 16  # of rows.cuh; bytes that a lane has of a row
 STRIP = 32  # rows of results of a warp, of which it sorts two more
-MAX_BLOCKS = (1 << 31) - 1
+MAX_SIDE = 1 << 30
 _NAMES = {name: C_TYPES[name] for name in ("uint8", "uint16", "int16")}
 ENTRIES = tuple(f"median_rows<{name}>" for name in _NAMES.values())
 
@@ -22,8 +22,9 @@ class RowsTask(ctypes.Structure):
     """struct RowsTask of rows.cuh."""
 
     _fields_ = (
-        *((name, ctypes.c_longlong) for name in ("planes", "rows", "columns", "out_rows")),
-        *((name, ctypes.c_int) for name in ("first_y", "mode_y", "mode_x", "strip", "strips", "across")),
+        ("planes", ctypes.c_longlong),
+        *((name, ctypes.c_int) for name in ("rows", "columns", "out_rows", "first_y", "mode_y", "mode_x")),
+        *((name, ctypes.c_int) for name in ("strip", "strips", "across")),
     )
 
 
@@ -34,6 +35,7 @@ def applies(task: Task) -> bool:
         and rows.taps == columns.taps == 3
         and square.applies(task)
         and columns.first == -1
+        and max(rows.length, columns.length) < MAX_SIDE
         and columns.length * task.dtype.itemsize % VECTOR == 0
     )
 
