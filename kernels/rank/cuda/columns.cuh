@@ -280,12 +280,15 @@ __global__ void __launch_bounds__(COLUMN_THREADS) rank_columns(
 
     unsigned char* own = counts + thread * COLUMN_BYTES;
     unsigned char* shared = counts + (columns + thread / 4) * COLUMN_BYTES;
-    const auto count = [&](int row, int change) {
-        const int bin = bin_of[row * columns + thread], group = bin / GROUP_BINS;
-        own[group] += change;
-        own[GROUP_BINS + bin] += change;
-        atomicAdd(reinterpret_cast<unsigned*>(shared + group / 4 * 4), static_cast<unsigned>(change) << group % 4 * 8);
-        atomicAdd(reinterpret_cast<unsigned*>(shared + GROUP_BINS + bin / 4 * 4), static_cast<unsigned>(change) << bin % 4 * 8);
+    // Additions to words that nobody waits for, although a column's own counts are this thread's alone.
+    const auto count = [&](int row, unsigned change) {
+        const unsigned bin = bin_of[row * columns + thread], group = bin / GROUP_BINS;
+        const unsigned of_group = change << group % 4 * 8, of_bin = change << bin % 4 * 8;
+        const unsigned at_group = group & ~3u, at_bin = GROUP_BINS + (bin & ~3u);
+        atomicAdd(reinterpret_cast<unsigned*>(own + at_group), of_group);
+        atomicAdd(reinterpret_cast<unsigned*>(own + at_bin), of_bin);
+        atomicAdd(reinterpret_cast<unsigned*>(shared + at_group), of_group);
+        atomicAdd(reinterpret_cast<unsigned*>(shared + at_bin), of_bin);
     };
     const bool is_column = thread < columns;
     if (is_column)
@@ -361,7 +364,7 @@ __global__ void __launch_bounds__(COLUMN_THREADS) rank_columns(
         __syncthreads();
         if (is_column && y + 1 < end) {
             count(y + task.taps_y, 1);
-            count(y, -1);
+            count(y, ~0u);
         }
     }
 }
