@@ -16,6 +16,7 @@
 
 #include "gather.cuh"
 #include "networks.cuh"
+#include "opaque.cuh"
 
 constexpr int ROWS_WARPS = 4;
 
@@ -92,35 +93,38 @@ __global__ void __launch_bounds__(32 * ROWS_WARPS) median_rows(
     const int x = (static_cast<int>(rest % task.across) * 32 + lane) * SAMPLES;
     rest /= task.across;
     const int y0 = static_cast<int>(rest % task.strips) * task.strip, y1 = min(y0 + task.strip, task.out_rows);
-    in += rest / task.strips * task.rows * task.columns;
-    out += rest / task.strips * task.out_rows * task.columns + x;
     const bool is_held = x < task.columns, is_last = is_held && (lane == 31 || x + SAMPLES >= task.columns);
     const int left = border_index(x - 1, task.columns, task.mode_x);
     const int right = border_index(x + SAMPLES, task.columns, task.mode_x);
     const bool loads_left = lane == 0 && left >= 0, loads_right = is_last && right >= 0;
-    const Sample* const own = in + x;
-    const Sample* const before = in + left;
-    const Sample* const after = in + right;
+    in += rest / task.strips * task.rows * task.columns;
+    const int pitch = task.columns * static_cast<int>(sizeof(Sample));
+    const char* const own = opaque(reinterpret_cast<const char*>(in + x));
+    const char* const before = opaque(reinterpret_cast<const char*>(in + left));
+    const char* const after = opaque(reinterpret_cast<const char*>(in + right));
+    char* target = reinterpret_cast<char*>(out + (rest / task.strips * task.out_rows + y0) * task.columns + x);
     const unsigned beyond = static_cast<unsigned>(cval) & ((1u << 8 * sizeof(Sample)) - 1);
     const auto fetch = [&](int y) {
         const int from_y = border_index(y + task.first_y, task.rows, task.mode_y);
-        const long long from = static_cast<long long>(from_y) * task.columns;
         Raw raw;
-        raw.before = raw.after = cval;
-        const unsigned word = beyond * (sizeof(Sample) == 1 ? 0x01010101u : 0x00010001u);
-        raw.samples = {word, word, word, word};
-        if (from_y < 0) return raw;
+        if (from_y < 0) {
+            const unsigned word = beyond * (sizeof(Sample) == 1 ? 0x01010101u : 0x00010001u);
+            raw.samples = {word, word, word, word};
+            raw.before = raw.after = cval;
+            return raw;
+        }
+        const long long from = static_cast<long long>(from_y) * pitch;
         if (is_held) raw.samples = *reinterpret_cast<const uint4*>(own + from);
-        if (loads_left) raw.before = before[from];
-        if (loads_right) raw.after = after[from];
+        if (loads_left) raw.before = *reinterpret_cast<const Sample*>(before + from);
+        if (loads_right) raw.after = *reinterpret_cast<const Sample*>(after + from);
         return raw;
     };
     const auto row_of = [&](const Raw& raw) {
         const unsigned words[4] = {raw.samples.x, raw.samples.y, raw.samples.z, raw.samples.w};
         unsigned first = __shfl_up_sync(~0u, words[3], 1), last = __shfl_down_sync(~0u, words[0], 1);
         constexpr int BITS = 8 * sizeof(Sample);
-        if (lane == 0) first = static_cast<unsigned>(raw.before) << (32 - BITS);
-        if (is_last) last = static_cast<unsigned>(raw.after);
+        if (lane == 0) first = static_cast<unsigned>(loads_left ? raw.before : cval) << (32 - BITS);
+        if (is_last) last = static_cast<unsigned>(loads_right ? raw.after : cval);
         Row row;
 #pragma unroll
         for (int k = 0; k < 4; ++k) {
@@ -131,14 +135,13 @@ __global__ void __launch_bounds__(32 * ROWS_WARPS) median_rows(
         row.ends = {__byte_perm(first, last, Row::BYTES ? 0x4030 : 0x5432)};
         return row;
     };
-    const auto store = [&](int y, const Row& row) {
-        if (!is_held || y >= y1) return;
+    const auto store = [&](char* to, const Row& row) {
         uint4 found;
         unsigned* words = &found.x;
 #pragma unroll
         for (int k = 0; k < 4; ++k)
             words[k] = Row::BYTES ? __byte_perm(row.word[k % WORDS].bits, row.word[(4 + k) % WORDS].bits, 0x7351) : row.word[k].bits;
-        *reinterpret_cast<uint4*>(out + static_cast<long long>(y) * task.columns) = found;
+        *reinterpret_cast<uint4*>(to) = found;
     };
     // Of columns of which two samples are sorted, and the third: both ends of the word are columns as well.
     const auto medians = [&](const Row& lower, const Row& upper, const Row& third) {
@@ -173,8 +176,10 @@ __global__ void __launch_bounds__(32 * ROWS_WARPS) median_rows(
             lower.word[k] = low_of<Sample>(second.word[k], third.word[k]), upper.word[k] = high_of<Sample>(second.word[k], third.word[k]);
         lower.ends = low_of<Sample>(second.ends, third.ends);
         upper.ends = high_of<Sample>(second.ends, third.ends);
-        store(y, medians(lower, upper, first));
-        store(y + 1, medians(lower, upper, fourth));
+        const Row one = medians(lower, upper, first), two = medians(lower, upper, fourth);
+        if (is_held) store(target, one);
+        if (is_held && y + 1 < y1) store(target + pitch, two);
+        target += 2ll * pitch;
         first = third;
         second = fourth;
     }

@@ -35,7 +35,7 @@ def applies(task: Task) -> bool:
         and rows.taps == columns.taps == 3
         and square.applies(task)
         and columns.first == -1
-        and max(rows.length, columns.length) < MAX_SIDE
+        and max(rows.length, columns.length) < MAX_SIDE  # a row's bytes in 31 bits
         and columns.length * task.dtype.itemsize % VECTOR == 0
     )
 
