@@ -14,6 +14,7 @@ from kernels.smoothing.borders import MODES
 
 THREADS, COLUMN_BYTES, MOST_SIDE = 128, 16 + 256, 127  # of columns.cuh
 BINS = 256
+STATIC_BYTES = 2048  # at least those of the kernel's own arrays
 MOST_ROWS, MOST_COLUMNS = 31, 63  # of a window: counts of eight columns fit a byte, positions in a tile 7 bits
 SMALL = 255  # samples of windows whose counts fit a byte
 WORDS = (4, 8)
@@ -67,10 +68,13 @@ def run(image: Any, task: Task, out: Any, stream: Any) -> None:
     small = task.samples <= SMALL
     fixed = quads if columns.taps % 4 == 3 and quads == (3 if small else 7) else 0
     name = _NAMES[task.dtype.name]
-    kernel("rank", f"rank_columns<{name}, {fixed}, {'true' if small else 'false'}, {words}>").launch(
+    shared_bytes = _shared_bytes(rows.taps, columns.taps, tile_y, tile_x, words, task.dtype.itemsize)
+    found = kernel("rank", f"rank_columns<{name}, {fixed}, {'true' if small else 'false'}, {words}>")
+    found.grant(shared_bytes + STATIC_BYTES)
+    found.launch(
         (task.planes * planes.length * task.inner * tiles_y * tiles_x,), (THREADS,),
         (image, out, columns_task, constants(task)[0]),
-        shared_bytes=_shared_bytes(rows.taps, columns.taps, tile_y, tile_x, words, task.dtype.itemsize), stream=stream,
+        shared_bytes=shared_bytes, stream=stream,
     )  # fmt: skip
 
 
@@ -98,7 +102,7 @@ def _tile(taps_y: int, taps_x: int, out_rows: int, out_columns: int, itemsize: i
                 rows = tile_y + taps_y - 1
                 if rows * columns > 4 * words * BINS:
                     break
-                blocks = SHARED_BYTES // (_shared_bytes(taps_y, taps_x, tile_y, tile_x, words, itemsize) + 1024)
+                blocks = SHARED_BYTES // (_shared_bytes(taps_y, taps_x, tile_y, tile_x, words, itemsize) + STATIC_BYTES + 1024)
                 cost = _cost(rows, columns, taps_y, tile_y, tile_x, words, blocks)
                 if cost < least:
                     best, least = (words, tile_y, tile_x), cost
