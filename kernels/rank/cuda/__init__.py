@@ -8,7 +8,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
-from kernels.rank.cuda import columns, cube, extremes, gather, ordered, rows, square
+from kernels.rank.cuda import columns, cube, extremes, gather, ordered, rows, square, tile
 from kernels.rank.task import Difference, Task
 from kernels.runtime.launch import Repeat, on_stream, record
 
@@ -116,6 +116,12 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType(
             entries=columns.ENTRIES,
             run=columns.run,
             applies=columns.applies,
+        ),
+        "tile": Variant(
+            summary="medians of 11 × 11 and 15 × 15, by networks in registers, tiles within tiles",
+            entries=tile.ENTRIES,
+            run=tile.run,
+            applies=tile.applies,
         ),
         "square": Variant(
             summary="medians of small squares, by networks in registers that neighbours share",
