@@ -77,15 +77,16 @@ __device__ inline void with_sides(const Halves<Sample> x, Use use) {
     }
 }
 
-// median_rows: a warp a strip. Rows are multiples of 16 bytes, aligned, and results lie at their centres.
+// median_rows: a warp a strip. Rows are multiples of 16 bytes, aligned, and results lie at their centres; no warp has one
+// lane alone. So many blocks a multiprocessor hide the time that loads take.
 template <typename Sample>
-__global__ void __launch_bounds__(32 * ROWS_WARPS) median_rows(
+__global__ void __launch_bounds__(32 * ROWS_WARPS, Halves<Sample>::BYTES ? 5 : 8) median_rows(
     const Sample* __restrict__ in, Sample* __restrict__ out, const __grid_constant__ RowsTask task, Sample cval) {
     using Row = Halves<Sample>;
     constexpr int SAMPLES = 16 / sizeof(Sample), WORDS = Row::WORDS;
     struct Raw {
         uint4 samples;
-        Sample before, after;
+        Sample edge;
     };
     const int lane = threadIdx.x;
     long long rest = blockIdx.x * static_cast<long long>(blockDim.y) + threadIdx.y;
@@ -94,14 +95,13 @@ __global__ void __launch_bounds__(32 * ROWS_WARPS) median_rows(
     rest /= task.across;
     const int y0 = static_cast<int>(rest % task.strips) * task.strip, y1 = min(y0 + task.strip, task.out_rows);
     const bool is_held = x < task.columns, is_last = is_held && (lane == 31 || x + SAMPLES >= task.columns);
-    const int left = border_index(x - 1, task.columns, task.mode_x);
-    const int right = border_index(x + SAMPLES, task.columns, task.mode_x);
-    const bool loads_left = lane == 0 && left >= 0, loads_right = is_last && right >= 0;
+    // The sample beside the warp's, to the left of its first lane and to the right of its last, which is another.
+    const int side = border_index(lane == 0 ? x - 1 : x + SAMPLES, task.columns, task.mode_x);
+    const bool loads_edge = (lane == 0 || is_last) && side >= 0;
     in += rest / task.strips * task.rows * task.columns;
     const int pitch = task.columns * static_cast<int>(sizeof(Sample));
     const char* const own = opaque(reinterpret_cast<const char*>(in + x));
-    const char* const before = opaque(reinterpret_cast<const char*>(in + left));
-    const char* const after = opaque(reinterpret_cast<const char*>(in + right));
+    const char* const beside = opaque(reinterpret_cast<const char*>(in + side));
     char* target = reinterpret_cast<char*>(out + (rest / task.strips * task.out_rows + y0) * task.columns + x);
     const unsigned beyond = static_cast<unsigned>(cval) & ((1u << 8 * sizeof(Sample)) - 1);
     const auto fetch = [&](int y) {
@@ -110,21 +110,21 @@ __global__ void __launch_bounds__(32 * ROWS_WARPS) median_rows(
         if (from_y < 0) {
             const unsigned word = beyond * (sizeof(Sample) == 1 ? 0x01010101u : 0x00010001u);
             raw.samples = {word, word, word, word};
-            raw.before = raw.after = cval;
+            raw.edge = cval;
             return raw;
         }
         const long long from = static_cast<long long>(from_y) * pitch;
         if (is_held) raw.samples = *reinterpret_cast<const uint4*>(own + from);
-        if (loads_left) raw.before = *reinterpret_cast<const Sample*>(before + from);
-        if (loads_right) raw.after = *reinterpret_cast<const Sample*>(after + from);
+        if (loads_edge) raw.edge = *reinterpret_cast<const Sample*>(beside + from);
         return raw;
     };
     const auto row_of = [&](const Raw& raw) {
         const unsigned words[4] = {raw.samples.x, raw.samples.y, raw.samples.z, raw.samples.w};
         unsigned first = __shfl_up_sync(~0u, words[3], 1), last = __shfl_down_sync(~0u, words[0], 1);
         constexpr int BITS = 8 * sizeof(Sample);
-        if (lane == 0) first = static_cast<unsigned>(loads_left ? raw.before : cval) << (32 - BITS);
-        if (is_last) last = static_cast<unsigned>(loads_right ? raw.after : cval);
+        const unsigned edge = static_cast<unsigned>(loads_edge ? raw.edge : cval);
+        if (lane == 0) first = edge << (32 - BITS);
+        if (is_last) last = edge;
         Row row;
 #pragma unroll
         for (int k = 0; k < 4; ++k) {

@@ -37,6 +37,7 @@ def applies(task: Task) -> bool:
         and columns.first == -1
         and max(rows.length, columns.length) < MAX_SIDE  # a row's bytes in 31 bits
         and columns.length * task.dtype.itemsize % VECTOR == 0
+        and columns.length * task.dtype.itemsize % (32 * VECTOR) != VECTOR  # the first lane of a warp is not the last
     )
 
 
