@@ -14,7 +14,7 @@
 //   rank_ordered (ordered.cuh)   a moving window over the sorted samples of a tile: cost grows with the window's surface
 //   rank_columns (columns.cuh)   boxes of medium size: counts of the columns of a sorted tile, at a cost that hardly grows
 //                                with the window
-//   median_tile (tile.cuh)       medians of 11 × 11 and 15 × 15, by networks in registers, tiles within tiles
+//   median_tile (tile.cuh)       medians of squares of 9 to 15, by networks in registers, tiles within tiles
 //   median_square (square.cuh)   medians of 3 × 3, 5 × 5 and 7 × 7, by networks in registers that neighbours share
 //   median_rows (rows.cuh)       those of 3 × 3, if rows are aligned: one pass down rows of registers
 //   median_cube (cube.cuh)       medians of 3 × 3 × 3 and 5 × 5 × 5, likewise

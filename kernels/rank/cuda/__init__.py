@@ -118,7 +118,7 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType(
             applies=columns.applies,
         ),
         "tile": Variant(
-            summary="medians of 11 × 11 and 15 × 15, by networks in registers, tiles within tiles",
+            summary="medians of squares of 9 to 15, by networks in registers, tiles within tiles",
             entries=tile.ENTRIES,
             run=tile.run,
             applies=tile.applies,

@@ -1,4 +1,4 @@
-// Medians of 11 × 11 and 15 × 15, by networks in registers, after Sugy's hierarchical tiling. Part of rank.cu.
+// Medians of squares of 9 to 15, by networks in registers, after Sugy's hierarchical tiling. Part of rank.cu.
 //
 // A thread computes a tile of 4 × 4 results, of two strips half a block apart, one in each half of a word. What all windows
 // of the tile share is merged first, then what those of its upper or lower two lines share, of two columns of these, of one
@@ -13,7 +13,7 @@
 //   threads of a block   load the block's samples, packed
 //     |  barrier
 //   each four columns    sorted columns, of two, of four; their lines above and below, alone and two together
-//     |  barrier         a tile reads the lists of Q + 2 neighbours
+//     |  barrier         a tile reads the lists of its neighbours
 //   each tile            merges -> results
 //
 // For a result of 15 × 15 this takes about EDIT minima or maxima of two lanes, of 64 a multiprocessor and cycle.
@@ -34,13 +34,14 @@ struct TileTask {
 
 template <int SIZE>
 struct Tile {
-    static constexpr int CORE = SIZE - 3, QUADS = CORE / 4;  // a side of what all windows share; lists of four columns
-    static constexpr int LISTS = TILES_ACROSS + QUADS + 1;   // of a line of tiles
+    // A side of what all windows share: its lists of four columns, and whether it has two columns more.
+    static constexpr int CORE = SIZE - 3, QUADS = CORE / 4, HALF = CORE % 4 / 2;
+    static constexpr int LISTS = TILES_ACROSS + QUADS + 1 + HALF;  // of a line of tiles
     static constexpr int COUNT = LISTS * TILES_DOWN, PITCH = 4 * LISTS, LINES = TILE_SIDE * TILES_DOWN + SIZE - 1;
     // Places of lists, of which each has COUNT: of four columns, twice two, four times one; of two lines; of one line.
     static constexpr int FOUR = 0, TWO = 4 * CORE, ONE_ = 8 * CORE, LINE_PAIRS = 12 * CORE, LINE = 12 * CORE + 16;
     static constexpr int WORDS = LINES * PITCH + (LINE + 16) * COUNT;
-    static_assert(CORE % 4 == 0, "");
+    static_assert(CORE % 2 == 0 && (QUADS == 1 ? HALF == 1 : QUADS == 2 || (QUADS == 3 && HALF == 0)), "");
 };
 
 template <int N, typename Key>
@@ -97,20 +98,33 @@ __device__ inline void sort_quad(const unsigned* raw, unsigned* lists) {
     }
 }
 
-// Merges the lists of N samples of each of the tile's quads.
-template <int N, int QUADS>
-__device__ inline void merge_quads(const unsigned* list, int count, Two (&all)[N * QUADS]) {
-    Two first[N], second[N], two[2 * N];
-    load_list(list, count, first);
-    load_list(list + 1, count, second);
-    merge<0, 2 * N>(first, second, two);
-    if constexpr (QUADS == 2) {
+// Merges the lists of the lines of a tile's quads, of N samples each, and of the two columns that are left, from `rest` on.
+template <int SIZE, int N>
+__device__ inline void merge_lines(const unsigned* list, const unsigned* rest, Two (&all)[N / 4 * Tile<SIZE>::CORE]) {
+    using T = Tile<SIZE>;
+    Two first[N], two[2 * N], half[N / 2];
+    load_list(list, T::COUNT, first);
+    if constexpr (T::HALF) {
 #pragma unroll
-        for (int i = 0; i < 2 * N; ++i) all[i] = two[i];
+        for (int i = 0; i < N / 2; ++i) half[i] = {rest[i / 2 * T::PITCH + i % 2]};
+        sort(half);
+    }
+    if constexpr (T::QUADS == 1) {
+        merge<0, N + N / 2>(first, half, all);
     } else {
-        Two third[N];
-        load_list(list + 2, count, third);
-        merge<0, 3 * N>(two, third, all);
+        Two second[N];
+        load_list(list + 1, T::COUNT, second);
+        merge<0, 2 * N>(first, second, two);
+        if constexpr (T::QUADS == 3) {
+            Two third[N];
+            load_list(list + 2, T::COUNT, third);
+            merge<0, 3 * N>(two, third, all);
+        } else if constexpr (T::HALF) {
+            merge<0, 2 * N + N / 2>(two, half, all);
+        } else {
+#pragma unroll
+            for (int i = 0; i < 2 * N; ++i) all[i] = two[i];
+        }
     }
 }
 
@@ -129,39 +143,46 @@ __device__ inline void tile_medians(const unsigned* raw, const unsigned* lists, 
     constexpr int FROM2 = MIDDLE42 - LEFT2, KEPT2 = LEFT2 + 1, FROM1 = LEFT2 - LEFT1, KEPT1 = LEFT1 + 1;
     static_assert(FROM42 + KEPT42 <= KEPT4 + 2 * CORE, "");
     Two upper[KEPT42], lower[KEPT42];
+    const unsigned* const rest = raw + 4 * (QUADS + 1);  // the columns that are left of all quads
     {
         Two core[KEPT4];
-        Two first[4 * CORE], second[4 * CORE];
+        Two first[4 * CORE], second[4 * CORE], two[8 * CORE], half[2 * CORE];
         load_list(lists + T::FOUR * COUNT + 1, COUNT, first);
-        load_list(lists + T::FOUR * COUNT + 2, COUNT, second);
-        if constexpr (QUADS == 2) {
-            merge<FROM4, KEPT4>(first, second, core);
+        if constexpr (T::HALF) load_list(lists + T::TWO * COUNT + QUADS + 1, COUNT, half);
+        if constexpr (QUADS == 1) {
+            merge<FROM4, KEPT4>(first, half, core);
         } else {
-            Two two[8 * CORE], third[4 * CORE];
-            merge<0, 8 * CORE>(first, second, two);
-            load_list(lists + T::FOUR * COUNT + 3, COUNT, third);
-            merge<FROM4, KEPT4>(two, third, core);
+            load_list(lists + T::FOUR * COUNT + 2, COUNT, second);
+            if constexpr (QUADS == 2 && !T::HALF) {
+                merge<FROM4, KEPT4>(first, second, core);
+            } else {
+                merge<0, 8 * CORE>(first, second, two);
+                if constexpr (T::HALF) {
+                    merge<FROM4, KEPT4>(two, half, core);
+                } else {
+                    Two third[4 * CORE];
+                    load_list(lists + T::FOUR * COUNT + 3, COUNT, third);
+                    merge<FROM4, KEPT4>(two, third, core);
+                }
+            }
         }
         Two lines[2 * CORE];
-        merge_quads<8, QUADS>(lists + T::LINE_PAIRS * COUNT + 1, COUNT, lines);
+        merge_lines<SIZE, 8>(lists + T::LINE_PAIRS * COUNT + 1, rest + T::PITCH, lines);
         merge<FROM42, KEPT42>(core, lines, upper);
-        merge_quads<8, QUADS>(lists + (T::LINE_PAIRS + 8) * COUNT + 1, COUNT, lines);
+        merge_lines<SIZE, 8>(lists + (T::LINE_PAIRS + 8) * COUNT + 1, rest + (CORE + 3) * T::PITCH, lines);
         merge<FROM42, KEPT42>(core, lines, lower);
     }
-    const unsigned* right_lists = lists + QUADS + 1;
-    const unsigned* right_raw = raw + 4 * (QUADS + 1);
 #pragma unroll 1
     for (int half = 0; half < 2; ++half) {
         const unsigned* pair_lines = raw + (half == 0 ? 1 : CORE + 3) * T::PITCH;
 #pragma unroll 1
         for (int side = 0; side < 2; ++side) {
             // The two columns that join for both results, and those of one.
-            const unsigned* const columns = side == 0 ? raw + 2 : right_raw;
-            const int column_at = static_cast<int>(columns - raw);
+            const int column_at = side == 0 ? 2 : 4 + CORE;
             Two kept[KEPT2];
             {
                 Two two[2 * CORE], corner[4], all[2 * CORE + 4];
-                load_list(side == 0 ? lists + (T::TWO + 2 * CORE) * COUNT : right_lists + T::TWO * COUNT, COUNT, two);
+                load_list(lists + (side == 0 ? (T::TWO + 2 * CORE) * COUNT : (T::TWO + 2 * CORE * T::HALF) * COUNT + QUADS + 1), COUNT, two);
 #pragma unroll
                 for (int i = 0; i < 4; ++i) corner[i] = {pair_lines[i / 2 * T::PITCH + column_at + i % 2]};
                 sort(corner);
@@ -175,18 +196,17 @@ __device__ inline void tile_medians(const unsigned* raw, const unsigned* lists, 
                 // Above the upper result of two, and below the lower one.
                 const int which = 2 * y + half;
                 Two middle[CORE], two[2];
-                merge_quads<4, QUADS>(lists + (T::LINE + 4 * which) * COUNT + 1, COUNT, middle);
-                const unsigned* own = raw + (y == 0 ? 2 * half : CORE + 3 + 2 * half) * T::PITCH + column_at;
-                two[0] = {own[0]}, two[1] = {own[1]};
+                const unsigned* own = raw + (y == 0 ? 2 * half : CORE + 3 + 2 * half) * T::PITCH;
+                merge_lines<SIZE, 4>(lists + (T::LINE + 4 * which) * COUNT + 1, own + 4 * (QUADS + 1), middle);
+                two[0] = {own[column_at]}, two[1] = {own[column_at + 1]};
                 exchange(two[0], two[1]);
                 merge<0, CORE + 2>(middle, two, line[y]);
             }
 #pragma unroll
             for (int x = 0; x < 2; ++x) {
-                const int of = x == 0 ? 1 + 2 * side : 2 * side;  // the column of the quad to the left, or right
-                const unsigned* list = (x == 0 ? lists : right_lists) + (T::ONE_ + of * CORE) * COUNT;
-                const unsigned* at = (x == 0 ? raw : right_raw) + of;
-                const unsigned* ends = pair_lines + (at - raw);
+                const int at = (x == 0 ? 1 : 4 + CORE) + 2 * side;
+                const unsigned* list = lists + (T::ONE_ + at % 4 * CORE) * COUNT + at / 4;
+                const unsigned* ends = pair_lines + at;
                 Two column[CORE], two[2] = {{ends[0]}, {ends[T::PITCH]}}, all[CORE + 2], nearly[KEPT1];
                 load_list(list, COUNT, column);
                 exchange(two[0], two[1]);
@@ -194,7 +214,7 @@ __device__ inline void tile_medians(const unsigned* raw, const unsigned* lists, 
                 merge<FROM1, KEPT1>(kept, all, nearly);
 #pragma unroll
                 for (int y = 0; y < 2; ++y) {
-                    const Two corner[1] = {{at[(y == 0 ? 2 * half : CORE + 3 + 2 * half) * T::PITCH]}};
+                    const Two corner[1] = {{raw[(y == 0 ? 2 * half : CORE + 3 + 2 * half) * T::PITCH + at]}};
                     Two whole[SIZE];
                     merge<0, SIZE>(line[y], corner, whole);
                     emit(2 * half + y, 2 * side + x, ranked_of<LEFT1>(nearly, whole));

@@ -1,4 +1,4 @@
-"""Medians of 11 × 11 and 15 × 15: arguments and launches of tile.cuh."""
+"""Medians of squares of 9 to 15: arguments and launches of tile.cuh."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kernels.rank.task import Task
 from kernels.runtime.launch import blocks_of, kernel
 from kernels.smoothing.borders import MODES
 
-SIZES = (11, 15)
+SIZES = (9, 11, 13, 15)
 SIDE, ACROSS, DOWN = 4, 32, 3  # of tile.cuh
 STRIPS = 2
 MAX_GRID, MAX_SIDE = 65535, 1 << 30  # along y and z
@@ -53,7 +53,7 @@ def run(image: Any, task: Task, out: Any, stream: Any) -> None:
         mode_x=MODES.index(columns.mode),
     )  # fmt: skip
     core = size - 3
-    lists = ACROSS + core // 4 + 1
+    lists = ACROSS + core // 4 + 1 + core % 4 // 2
     words = (SIDE * DOWN + size - 1) * 4 * lists + (12 * core + 32) * lists * DOWN
     grid = (blocks_of(columns.out_length, STRIPS * SIDE * ACROSS), blocks_of(rows.out_length, SIDE * DOWN), task.planes)
     kernel("rank", f"median_tile<{_NAMES[task.dtype.name]}, {size}>").launch(
