@@ -102,7 +102,8 @@ def _tile(taps_y: int, taps_x: int, out_rows: int, out_columns: int, itemsize: i
                 rows = tile_y + taps_y - 1
                 if rows * columns > 4 * words * BINS:
                     break
-                blocks = SHARED_BYTES // (_shared_bytes(taps_y, taps_x, tile_y, tile_x, words, itemsize) + STATIC_BYTES + 1024)
+                held = _shared_bytes(taps_y, taps_x, tile_y, tile_x, words, itemsize) + STATIC_BYTES + 1024
+                blocks = SHARED_BYTES // held
                 cost = _cost(rows, columns, taps_y, tile_y, tile_x, words, blocks)
                 if cost < least:
                     best, least = (words, tile_y, tile_x), cost
