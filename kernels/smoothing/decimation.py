@@ -76,11 +76,13 @@ class Decimation:
             spans.append(stage.coarse(*spans[-1]))
         return spans
 
-    def decimated(self, first: int, last: int) -> list[tuple[int, int]]:
-        """The image's samples, and those of each coarser grid, from which samples first … last are computed."""
+    def decimated(self, first: int, last: int, *, multiple: int = 1) -> list[tuple[int, int]]:
+        """The image's samples, and those of each coarser grid, from which samples first … last are computed; of the
+        coarsest grid at least these, and a multiple of `multiple`."""
         low, high = self.interpolated(first, last)[-1]
         radius = len(self.half_weights) - 1
-        spans = [(low - radius, high + radius)]
+        count = -(-(high - low + 1 + 2 * radius) // multiple) * multiple
+        spans = [(low - radius, low - radius + count - 1)]
         for stage in reversed(self.stages):
             spans.insert(0, stage.fine(*spans[0]))
         return spans

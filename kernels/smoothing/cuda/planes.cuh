@@ -22,7 +22,8 @@ constexpr int STRIP_SAMPLES = 4 * PLANE_THREADS;  // of a row that a block of de
 
 struct Plane {
     long long rows, columns, out_rows, out_columns;  // of the input and the result; columns of pixels
-    long long first_y, first_x;                      // as Resample::first along each axis
+    // As Resample::first along each axis. Interpolation: the first column is in coarse column cell_x, and first_x its phase.
+    long long first_y, first_x, cell_x;
     int channels, factor_y, taps_y, factor_x, taps_x, mode_y, mode_x;
     int tile;   // decimate: coarse columns of a block; interpolate: samples of `in` per row and block, whole pixels
     int steps;  // decimate: coarse rows of a block; interpolate: rows of results
@@ -210,7 +211,7 @@ interpolate_plane(const float* __restrict__ in, Out* __restrict__ out, Plane pla
     const int active = static_cast<int>(min(static_cast<long long>(plane.tile), cells - begin));
     const int height = static_cast<int>(min(static_cast<long long>(plane.steps), plane.out_rows - row));
     const bool owns = thread < active + beside, owns_more = thread + PLANE_THREADS < active + beside;
-    const float* source = in + which * plane.rows * pitch + begin + thread;
+    const float* source = in + which * plane.rows * pitch + plane.cell_x * channels + begin + thread;
     // Results of the block in a row: they start in the middle of its first cell if the image does.
     const long long at = begin * FACTOR - plane.first_x * channels;
     const int skipped = static_cast<int>(max(-at, 0LL));

@@ -36,6 +36,7 @@ class Plane(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_longlong) for name in ("rows", "columns", "out_rows", "out_columns", "first_y", "first_x")),
+        ("cell_x", ctypes.c_longlong),
         *(
             (name, ctypes.c_int)
             for name in ("channels", "factor_y", "taps_y", "factor_x", "taps_x", "mode_y", "mode_x")
@@ -60,11 +61,8 @@ def applies(values: Any, steps: Sequence[Resampling]) -> bool:
     return bool(channels <= MOST_CHANNELS and most <= MOST_BLOCKS)
 
 
-def decimate(values: Any, steps: Sequence[Resampling], stream: Any) -> Any:
-    import cupy
-
+def decimate(values: Any, steps: Sequence[Resampling], out: Any, stream: Any) -> None:
     down, across = steps
-    out = cupy.empty(_shape(values, steps), "float32")
     plane = _plane(values, steps, len(down.stage.down), len(across.stage.down))
     held = (STRIP_SAMPLES - 3) // plane.channels  # pixels of a strip, which may start three samples early
     most = min((held - plane.taps_x) // plane.factor_x + 1, THREADS // plane.channels)  # a thread has one result
@@ -79,18 +77,16 @@ def decimate(values: Any, steps: Sequence[Resampling], stream: Any) -> Any:
     entry = f"decimate_plane<{C_TYPES[values.dtype.name]}, {down.stage.factor}, {down.stage.order}>"
     fills = ctypes.c_float(down.fill), ctypes.c_float(across.fill)
     kernel("smoothing", entry).launch((blocks,), (THREADS,), (values, out, plane, weights, *fills), stream=stream)
-    return out
 
 
-def interpolate(values: Any, steps: Sequence[Resampling], out: Any, stream: Any) -> Any:
-    import cupy
-
+def interpolate(values: Any, steps: Sequence[Resampling], out: Any, stream: Any) -> None:
     down, across = steps
-    if out is None:
-        out = cupy.empty(_shape(values, steps), "float32")
     plane = _plane(values, steps, down.stage.order, across.stage.order)
+    plane.cell_x, plane.first_x = divmod(plane.first_x, plane.factor_x)
     cells = -(-(plane.first_x + plane.out_columns) // plane.factor_x)
-    plane.tile = min(THREADS // plane.channels, cells) * plane.channels
+    # Tiles of whole vectors of 16 bytes, so that all rows of all tiles are aligned if the image's rows are.
+    unit = 16 // math.gcd(16, plane.channels * plane.factor_x * out.dtype.itemsize)
+    plane.tile = min(THREADS // plane.channels // unit * unit, cells) * plane.channels
     planes = math.prod(values.shape[: down.axis])
     tiles = -(-cells * plane.channels // plane.tile)
     wanted = max(2 * BLOCKS_A_MULTIPROCESSOR * multiprocessors() // (tiles * planes), 1)
@@ -104,11 +100,6 @@ def interpolate(values: Any, steps: Sequence[Resampling], out: Any, stream: Any)
         f"interpolate_plane<{C_TYPES[out.dtype.name]}, {across.stage.factor}, {across.stage.order}, {down.stage.order}>"
     )
     kernel("smoothing", entry).launch((blocks,), (THREADS,), (values, out, plane, weights), stream=stream)
-    return out
-
-
-def _shape(values: Any, steps: Sequence[Resampling]) -> tuple[int, ...]:
-    return (*values.shape[: steps[0].axis], *(step.count for step in steps), *values.shape[steps[1].axis + 1 :])
 
 
 def _plane(values: Any, steps: Sequence[Resampling], taps_y: int, taps_x: int) -> Plane:
