@@ -65,7 +65,8 @@ def decimate(values: Any, steps: Sequence[Resampling], out: Any, stream: Any) ->
     down, across = steps
     plane = _plane(values, steps, len(down.stage.down), len(across.stage.down))
     held = (STRIP_SAMPLES - 3) // plane.channels  # pixels of a strip, which may start three samples early
-    most = min((held - plane.taps_x) // plane.factor_x + 1, THREADS // plane.channels)  # a thread has one result
+    results = THREADS * (2 if down.stage.factor == 2 else 1)
+    most = min((held - plane.taps_x) // plane.factor_x + 1, results // plane.channels)
     plane.tile = min(most, plane.out_columns)
     planes = math.prod(values.shape[: down.axis])
     tiles = -(-plane.out_columns // plane.tile)
