@@ -88,6 +88,21 @@ def test_pieces_at_any_offset_equal_the_whole(dtype: str, seed: int, data: st.Da
     assert_array_equal(piece, whole[first:last])
 
 
+@settings(max_examples=50, deadline=None)
+@given(sigma=st.floats(8.2, 400), first=st.integers(-500, 500), outputs=st.integers(1, 500), multiple=st.integers(1, 9))
+def test_the_coarsest_grid_is_filled_up_to_a_multiple(sigma: float, first: int, outputs: int, multiple: int) -> None:
+    coarse = decimation(sigma, FLOAT32)
+    fewest, filled = (coarse.decimated(first, first + outputs - 1, multiple=each) for each in (1, multiple))
+    for level, (low, high) in enumerate(filled):
+        assert low == fewest[level][0]
+        assert high >= fewest[level][1]
+    low, high = filled[-1]
+    assert (high - low + 1) % multiple == 0
+    assert high - fewest[-1][1] < multiple
+    for stage, fine, (low, high) in zip(coarse.stages, filled, filled[1:], strict=False):
+        assert fine == (low * stage.factor - stage.reach, high * stage.factor + stage.reach)
+
+
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "int16"])
 @settings(max_examples=10, deadline=None)
 @given(share=st.floats(0, 1), sigma=st.floats(8.2, 400))
