@@ -1,6 +1,7 @@
 // The finest stage of a decimated Gaussian along two neighbouring axes at once. Part of smoothing.cu.
 #pragma once
 
+#include "async_copy.cuh"
 #include "borders.cuh"
 #include "samples.cuh"
 #include "cuda/resample.cuh"
@@ -101,7 +102,7 @@ __device__ inline float weighted(const float* x, const float* weights) {
 
 // fill, filled: the value beyond the edge of the rows, and of the sums down them.
 template <typename In, int FACTOR, int ORDER>
-__global__ void __launch_bounds__(PLANE_THREADS)
+__global__ void __launch_bounds__(PLANE_THREADS, same<In, float> && FACTOR == 8 ? 1 : 4)
 decimate_plane(const In* __restrict__ in, float* __restrict__ out, Plane plane, PlaneWeights weights, float fill,
                float filled) {
     constexpr int TAPS = ORDER * (FACTOR - 1) + 1, OPEN = (TAPS + FACTOR - 1) / FACTOR;
@@ -142,6 +143,9 @@ decimate_plane(const In* __restrict__ in, float* __restrict__ out, Plane plane, 
             const In* source = image + static_cast<long long>(first) * pitch + begin + own;
 #pragma unroll
             for (int p = 0; p < FACTOR; ++p, source += pitch) raw[p].load(source);
+            if (first + 2 * FACTOR <= rows)
+#pragma unroll
+                for (int p = 0; p < FACTOR; ++p, source += pitch) prefetch_line(source);
             return;
         }
 #pragma unroll
@@ -223,12 +227,13 @@ struct Whole {
 
 // FACTOR, ORDER: along the rows. weights.y: [phase][order], weights.x likewise.
 template <typename Out, int FACTOR, int ORDER, int ORDER_Y>
-__global__ void __launch_bounds__(PLANE_THREADS)
+__global__ void __launch_bounds__(PLANE_THREADS, 4)
 interpolate_plane(const float* __restrict__ in, Out* __restrict__ out, Plane plane, PlaneWeights weights) {
     constexpr int MOST_BESIDE = (ORDER - 1) * 8;  // samples, of up to eight channels
     constexpr int SIZE = sizeof(Out), WIDE = 16 / SIZE, MOST_RESULTS = PLANE_THREADS * FACTOR;
     // Between two barriers: as many as there usually are in a cell, in up to 16 KiB of shared memory.
-    constexpr int ROWS = FACTOR == 2 ? 2 : FACTOR * SIZE <= 16 ? 4 : 2;
+    constexpr int ROWS = FACTOR * SIZE <= 16 ? 4 : 2;
+    constexpr int CELLS = FACTOR == 2 ? 2 : 1, HELD = ORDER_Y + CELLS - 1;  // cells of these rows, and coarse rows that they need
     constexpr int STORING = PLANE_THREADS / ROWS;  // threads that store a row
     __shared__ float line[ROWS][PLANE_THREADS + MOST_BESIDE];
     __shared__ __align__(16) float down[8 * 8];  // for each phase, padded
@@ -254,32 +259,37 @@ interpolate_plane(const float* __restrict__ in, Out* __restrict__ out, Plane pla
     const int vectors = aligned ? count / WIDE : 0, rest = aligned ? vectors * WIDE : skipped;
     target += storing * out_pitch;
 
-    float tap[ORDER_Y + 1], more[ORDER_Y + 1];  // of two places of the coarse rows; the last is the next cell's
+    float tap[HELD + CELLS], more[HELD + CELLS];  // of two places of the coarse rows; the last are the next cells'
     const int cell = thread / channels * FACTOR * channels + thread % channels;
     __syncthreads();  // `down` is complete
     int position = static_cast<int>((plane.first_y + row) % plane.factor_y);
-    source += (plane.first_y + row) / plane.factor_y * pitch;
+    int coarse = static_cast<int>((plane.first_y + row) / plane.factor_y);  // the next row to load
+    source += coarse * pitch;
+    const auto load = [&](int t) {
+        const bool exists = coarse++ < plane.rows;
+        tap[t] = owns && exists ? __ldg(source) : 0;
+        more[t] = owns_more && exists ? __ldg(source + PLANE_THREADS) : 0;
+        source += pitch;
+    };
 #pragma unroll
-    for (int t = 0; t < ORDER_Y; ++t, source += pitch) {
-        tap[t] = owns ? __ldg(source) : 0;
-        more[t] = owns_more ? __ldg(source + PLANE_THREADS) : 0;
-    }
+    for (int t = 0; t < HELD; ++t) load(t);
     const auto interpolate_rows = [&](auto whole, int rows) {
         constexpr bool ALL = decltype(whole)::value;
 #pragma unroll
         for (int r = 0; r < ROWS; ++r) {
             if (!ALL && r >= rows) break;
-            const float* padded = down + (position + r) * 8;
+            const int of = CELLS == 2 && ALL ? r / FACTOR : 0;  // the cell of this row
+            const float* padded = down + (position + r - of * FACTOR) * 8;
             const float4 low = *reinterpret_cast<const float4*>(padded), high = *reinterpret_cast<const float4*>(padded + 4);
             const float weight[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
-            float sum = weight[0] * tap[0];
+            float sum = weight[0] * tap[of];
 #pragma unroll
-            for (int t = 1; t < ORDER_Y; ++t) sum = fma_rn(weight[t], tap[t], sum);
+            for (int t = 1; t < ORDER_Y; ++t) sum = fma_rn(weight[t], tap[of + t], sum);
             if (owns) line[r][thread] = sum;
             if (owns_more) {
-                float other = weight[0] * more[0];
+                float other = weight[0] * more[of];
 #pragma unroll
-                for (int t = 1; t < ORDER_Y; ++t) other = fma_rn(weight[t], more[t], other);
+                for (int t = 1; t < ORDER_Y; ++t) other = fma_rn(weight[t], more[of + t], other);
                 line[r][thread + PLANE_THREADS] = other;
             }
         }
@@ -313,14 +323,23 @@ interpolate_plane(const float* __restrict__ in, Out* __restrict__ out, Plane pla
         target += rows * out_pitch;
     };
 #pragma unroll 1
-    for (int y = 0, end; y < height; y = end, position = 0, source += pitch) {  // cell by cell
-        end = min(y + plane.factor_y - position, height);
-        tap[ORDER_Y] = owns && end < height ? __ldg(source) : 0;
-        more[ORDER_Y] = owns_more && end < height ? __ldg(source + PLANE_THREADS) : 0;
-#pragma unroll 1
-        for (; y + ROWS <= end; y += ROWS, position += ROWS) interpolate_rows(Whole<true>(), ROWS);
-        if (y < end) interpolate_rows(Whole<false>(), end - y);
+    for (int y = 0; y < height; position = 0) {  // cell by cell, or by two
+        load(HELD);
+        if (CELLS == 2 && plane.factor_y == FACTOR && position == 0 && y + ROWS <= height) {
+            load(HELD + CELLS - 1);
+            interpolate_rows(Whole<true>(), ROWS);
+            y += ROWS;
 #pragma unroll
-        for (int t = 0; t < ORDER_Y; ++t) tap[t] = tap[t + 1], more[t] = more[t + 1];
+            for (int t = 0; t < HELD; ++t) tap[t] = tap[t + CELLS], more[t] = more[t + CELLS];
+            continue;
+        }
+        const int end = min(y + plane.factor_y - position, height);
+#pragma unroll 1
+        for (; CELLS == 1 && y + ROWS <= end; y += ROWS, position += ROWS) interpolate_rows(Whole<true>(), ROWS);
+#pragma unroll 1
+        for (; y < end; y += ROWS, position += ROWS) interpolate_rows(Whole<false>(), min(end - y, ROWS));
+        y = end;
+#pragma unroll
+        for (int t = 0; t < HELD; ++t) tap[t] = tap[t + 1], more[t] = more[t + 1];
     }
 }

@@ -19,7 +19,7 @@ MOST_CHANNELS = 8
 MOST_BLOCKS = (1 << 31) - 1
 BLOCKS_A_MULTIPROCESSOR = 12  # several times what runs at once, so that the last ones finish together
 # Of decimate_plane: it reads `order` coarse rows' worth above those that it writes.
-LEAST_STEPS = 24
+LEAST_STEPS, LEAST_SMALL_STEPS = 24, 8  # the second if the first leave multiprocessors idle
 C_TYPES = {"uint8": "unsigned char", "uint16": "unsigned short", "int16": "short", "float32": "float"}
 STAGES = ((2, 6), (4, 6), (8, 4), (8, 6))  # factors and orders
 ENTRIES = (
@@ -71,7 +71,8 @@ def decimate(values: Any, steps: Sequence[Resampling], out: Any, stream: Any) ->
     planes = math.prod(values.shape[: down.axis])
     tiles = -(-plane.out_columns // plane.tile)
     wanted = max(BLOCKS_A_MULTIPROCESSOR * multiprocessors() // (tiles * planes), 1)
-    plane.steps = min(max(-(-plane.out_rows // wanted), LEAST_STEPS), plane.out_rows)
+    idle = tiles * planes * -(-plane.out_rows // LEAST_STEPS) < 2 * multiprocessors()
+    plane.steps = min(max(-(-plane.out_rows // wanted), LEAST_SMALL_STEPS if idle else LEAST_STEPS), plane.out_rows)
     blocks = tiles * planes * -(-plane.out_rows // plane.steps)
     weights = PlaneWeights()
     weights.y[: plane.taps_y], weights.x[: plane.taps_x] = down.stage.down, across.stage.down
