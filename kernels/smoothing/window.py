@@ -23,7 +23,7 @@ from kernels.smoothing.weights import (
 MAX_TAPS = 1 << 20
 MAX_SAMPLES = 1 << 40  # of a box over all axes: sums of 16-bit samples fit 64 bits
 EXACT_RADIUS = 32  # Gaussians of uint8 are exact if they reach no farther along any axis
-DIRECT_RADIUS = 26  # Gaussians that reach farther, and are not exact, are decimated without `truncate` and `radius`
+DIRECT_RADIUS = 30  # Gaussians that reach farther, and are not exact, are decimated without `truncate` and `radius`
 TRUNCATE = 4.0
 MAX_ORDER = 3  # of derivatives
 
