@@ -15,9 +15,6 @@ __device__ inline void copy_16_bytes(void* shared, const void* global) {
 #endif
 }
 
-// Asks L2 to fetch the line that holds `global`.
-__device__ inline void prefetch_line(const void* global) { asm volatile("prefetch.global.L2 [%0];" ::"l"(global)); }
-
 // Waits for the calling thread's copies. Other threads see them after a barrier.
 __device__ inline void wait_for_copies() {
 #if __CUDA_ARCH__ >= 800

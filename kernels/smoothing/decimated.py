@@ -23,8 +23,7 @@ from kernels.smoothing.axis_rounding import filtered_constant, fma
 from kernels.smoothing.decimation import Stage
 from kernels.smoothing.window import Window
 
-
-COARSE_UNIT = 4  # the coarsest grid has a multiple of this many samples along an axis: rows of float32 are then aligned
+COARSE_UNIT = 4  # the coarsest grid's samples along an axis are a multiple of this, so that rows of float32 are aligned
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,12 +122,13 @@ class _Grid:
         self._down = window.decimation.decimated(first, first + outputs - 1, multiple=COARSE_UNIT)
         self._up = window.decimation.interpolated(first, first + outputs - 1)
         radius = len(window.half_weights) - 1
-        # The smoothed grid keeps the length of the decimated one, and so its alignment: `margin` samples at its ends, which
-        # lack neighbours, are not used.
+        # The smoothed grid keeps the length of the decimated one, and so its alignment: `margin` samples at its ends,
+        # which lack neighbours, are not used.
         self._margin = 0 if window.derivative else radius
         self.coarse_window = dataclasses.replace(
-            window, before=radius, after=radius, mode="valid" if window.derivative else "nearest", decimation=None, offset=0
-        )
+            window, before=radius, after=radius, mode="valid" if window.derivative else "nearest", decimation=None,
+            offset=0,
+        )  # fmt: skip
 
     def decimation(self, level: int, mode: str = "valid", fill: Any = 0) -> Resampling:
         stage, (low, high) = self.stages[level], self._down[level + 1]

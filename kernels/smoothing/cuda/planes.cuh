@@ -1,23 +1,22 @@
 // The finest stage of a decimated Gaussian along two neighbouring axes at once. Part of smoothing.cu.
 #pragma once
 
-#include "async_copy.cuh"
 #include "borders.cuh"
 #include "samples.cuh"
 #include "cuda/resample.cuh"
 
 // Arrays are seen as [planes, rows, columns, channels]; the bits are those of decimate and interpolate down the rows, then
-// along them. A block takes turns with itself only: all its threads work on one row, meet at a barrier, and go on.
+// along them. A block takes turns with itself only: all its threads work on the same rows, meet at a barrier, and go on.
 //
 //   decimate_plane     load d rows -> add them to the coarse rows that they reach (registers)
-//                      -> every d rows one coarse row is complete -> shared memory -> barrier -> sums along it
-//   interpolate_plane  coarse rows (registers) -> one row, coarse along it -> shared memory -> barrier
-//                      -> d results a thread -> shared memory -> barrier -> whole sectors to the result
+//                      -> every d rows one coarse row is complete -> shared memory, by channel -> barrier -> sums along it
+//   interpolate_plane  coarse rows (registers) -> up to four rows, coarse along them -> shared memory -> barrier
+//                      -> d results of each row a thread -> shared memory -> barrier -> whole vectors to the result
 //
-// Floors for N samples of b bytes, D the product of both factors (8192 x 8192 u16 RGB, d = 4 or 8), on an H200 (4.2 TB/s,
+// Floors for N samples of b bytes, D the product of both factors (8192 x 8192 u16 RGB, d = 4), on an H200 (4.2 TB/s,
 // 132 multiprocessors of 128 lanes at 1.98 GHz):
-//   bytes         N b (1 + 4 / (b D)) each              99 us
-//   instructions  about 5 + 3 and 6 + 6 a sample        48 us, 72 us
+//   bytes         N b (1 + 4 / (b D)) each              106 us
+//   instructions  21 and 22 a sample (counted by ncu)   127 us, 137 us
 constexpr int PLANE_THREADS = 256;
 constexpr int STRIP_SAMPLES = 4 * PLANE_THREADS;  // of a row that a block of decimate_plane sums
 
@@ -143,9 +142,6 @@ decimate_plane(const In* __restrict__ in, float* __restrict__ out, Plane plane, 
             const In* source = image + static_cast<long long>(first) * pitch + begin + own;
 #pragma unroll
             for (int p = 0; p < FACTOR; ++p, source += pitch) raw[p].load(source);
-            if (first + 2 * FACTOR <= rows)
-#pragma unroll
-                for (int p = 0; p < FACTOR; ++p, source += pitch) prefetch_line(source);
             return;
         }
 #pragma unroll

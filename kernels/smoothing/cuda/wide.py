@@ -23,14 +23,13 @@ from kernels.smoothing.cuda.fused import (
 )
 from kernels.smoothing.window import Window
 
-# Reaches of the compiled kernels; other windows use the next larger. Coarse grids, of floats, reach 17 to 32.
-RADII = {"uint16": (16, 32), "int16": (16, 32), "float32": (16, 24, 32)}
+RADII = (16, 32)  # reaches of the compiled kernels; other windows use the next larger
 STRIP = 32  # rows that a block filters together
 RUN = 16  # samples that a thread filters along a row
 STEPS = (64, 64, 32, 32)  # positions per step of a block, for 1 … 4 channels
 PLANE_GAPS = (0, 16, 12, 8)  # words between the channels of the ring
 
-DTYPES = tuple(RADII)  # Gaussians of uint8 with these reaches are exact: other kernels
+DTYPES = ("uint16", "int16", "float32")  # Gaussians of uint8 with these reaches are exact: other kernels
 
 
 def _entry(dtype: str, channels: int, radius: int, aligned: bool) -> str:
@@ -40,8 +39,8 @@ def _entry(dtype: str, channels: int, radius: int, aligned: bool) -> str:
 ENTRIES = tuple(
     _entry(dtype, channels, radius, aligned)
     for aligned in (True, False)
+    for radius in RADII
     for dtype in DTYPES
-    for radius in RADII[dtype]
     for channels in range(1, MAX_CHANNELS + 1)
 )
 
@@ -60,7 +59,7 @@ def applies(shape: tuple[int, ...], dtype: np.dtype[Any], windows: Sequence[Wind
     view = view_of(shape, windows)
     if view is None or dtype.name not in DTYPES or windows[0].half_weights is None:
         return False
-    radius = _radius(windows, dtype)
+    radius = _radius(windows)
     if radius is None or max(view.columns * view.channels, view.rows) > MAX_LENGTH:
         return False
     if _shared_bytes(dtype, view.channels, radius) > shared_bytes_a_block():
@@ -69,11 +68,10 @@ def applies(shape: tuple[int, ...], dtype: np.dtype[Any], windows: Sequence[Wind
 
 
 def run(image: Any, windows: Sequence[Window], cval: float, out: Any, stream: Any) -> None:
-    dtype = np.dtype(image.dtype)
-    view, radius = view_of(image.shape, windows), _radius(windows, dtype)
+    view, radius = view_of(image.shape, windows), _radius(windows)
     assert view is not None
     assert radius is not None
-    picture = picture_of(image, view, cval, out)
+    picture, dtype = picture_of(image, view, cval, out), np.dtype(image.dtype)
     step = STEPS[view.channels - 1]
     threads, shared_bytes = 2 * step * view.channels, _shared_bytes(dtype, view.channels, radius)
     resident = min((512 if radius > 16 else 768) // threads, blocks_a_multiprocessor(shared_bytes)) * multiprocessors()
@@ -93,8 +91,8 @@ def run(image: Any, windows: Sequence[Window], cval: float, out: Any, stream: An
     )
 
 
-def _radius(windows: Sequence[Window], dtype: np.dtype[Any]) -> int | None:
-    return next((radius for radius in RADII[dtype.name] if radius >= max(window.after for window in windows)), None)
+def _radius(windows: Sequence[Window]) -> int | None:
+    return next((radius for radius in RADII if radius >= max(window.after for window in windows)), None)
 
 
 def _shared_bytes(dtype: np.dtype[Any], channels: int, radius: int) -> int:
