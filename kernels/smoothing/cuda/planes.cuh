@@ -75,8 +75,13 @@ __device__ inline Sample quick_sample(float value) {
     else return static_cast<Sample>(__float_as_uint(value + 12582912.0f));
 }
 
-// Places between the channels of a line of decimate_plane, each with its samples in a row from place 4 on.
-__device__ inline int span_of(int channels) { return (STRIP_SAMPLES / channels + 8) & ~3; }
+// Places between the channels of a line of decimate_plane, each with its samples in a row from place 4 on. Up to four
+// channels begin in different banks, so that threads that read neighbouring taps of all of them use all banks.
+constexpr int LINE_PLACES = STRIP_SAMPLES + 320;
+__device__ inline int span_of(int channels) {
+    const int least = STRIP_SAMPLES / channels + 8, bank = channels == 3 ? 12 : 32 / channels & ~3;
+    return least + ((bank - least) & 31);
+}
 
 // TAPS neighbours of a line, weighted; `x` is aligned to WIDE floats.
 template <int TAPS, int WIDE>
@@ -106,14 +111,15 @@ decimate_plane(const In* __restrict__ in, float* __restrict__ out, Plane plane, 
                float filled) {
     constexpr int TAPS = ORDER * (FACTOR - 1) + 1, OPEN = (TAPS + FACTOR - 1) / FACTOR;
     constexpr int RESULTS = FACTOR == 2 ? 2 : 1;  // of a thread along a row
-    __shared__ __align__(16) float line[2][STRIP_SAMPLES + 64];
+    __shared__ __align__(16) float line[2][LINE_PLACES];
     __shared__ float across[MOST_DOWN];
     const int channels = plane.channels, thread = threadIdx.x, span = span_of(channels);
     if (thread < plane.taps_x) across[thread] = weights.x[thread];
     const long long tiles = (plane.out_columns + plane.tile - 1) / plane.tile;
     const long long bands = (plane.out_rows + plane.steps - 1) / plane.steps;
-    const int column = static_cast<int>(blockIdx.x % tiles) * plane.tile, rows = static_cast<int>(plane.rows);
-    const int row = static_cast<int>(blockIdx.x / tiles % bands) * plane.steps;
+    // Blocks at the edges take longer, so those of the last tile come first, then those of the first; likewise the bands.
+    const int column = static_cast<int>((blockIdx.x / bands + tiles - 1) % tiles) * plane.tile;
+    const int row = static_cast<int>((blockIdx.x + bands - 1) % bands) * plane.steps, rows = static_cast<int>(plane.rows);
     const long long which = blockIdx.x / tiles / bands;
     const int width = min(plane.tile, static_cast<int>(plane.out_columns) - column);
     const int height = min(plane.steps, static_cast<int>(plane.out_rows) - row);
@@ -221,6 +227,34 @@ struct Whole {
     static constexpr bool value = VALUE;
 };
 
+// Neighbouring results, stored at once; `to` is aligned to all of them, or to 16 bytes.
+template <typename Out, int COUNT>
+__device__ inline void put_neighbours(Out* to, const Out (&results)[COUNT]) {
+    constexpr int BYTES = COUNT * static_cast<int>(sizeof(Out)), WORDS = BYTES / 4, A_WORD = 4 / static_cast<int>(sizeof(Out));
+    if constexpr (BYTES < 4) {
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i) to[i] = results[i];
+    } else {
+        unsigned word[WORDS];
+#pragma unroll
+        for (int i = 0; i < WORDS; ++i) {
+            if constexpr (A_WORD == 1) word[i] = __float_as_uint(results[i]);
+            else {
+                constexpr unsigned MASK = A_WORD == 2 ? 0xFFFF : 0xFF;
+                word[i] = 0;
+#pragma unroll
+                for (int j = 0; j < A_WORD; ++j) word[i] |= (static_cast<unsigned>(results[i * A_WORD + j]) & MASK) << 32 / A_WORD * j;
+            }
+        }
+        if constexpr (WORDS == 1) *reinterpret_cast<unsigned*>(to) = word[0];
+        else if constexpr (WORDS == 2) *reinterpret_cast<uint2*>(to) = make_uint2(word[0], word[1]);
+        else
+#pragma unroll
+            for (int i = 0; i < WORDS; i += 4)
+                reinterpret_cast<uint4*>(to)[i / 4] = make_uint4(word[i], word[i + 1], word[i + 2], word[i + 3]);
+    }
+}
+
 // FACTOR, ORDER: along the rows. weights.y: [phase][order], weights.x likewise.
 template <typename Out, int FACTOR, int ORDER, int ORDER_Y>
 __global__ void __launch_bounds__(PLANE_THREADS, 4)
@@ -230,6 +264,7 @@ interpolate_plane(const float* __restrict__ in, Out* __restrict__ out, Plane pla
     // Between two barriers: as many as there usually are in a cell, in up to 16 KiB of shared memory.
     constexpr int ROWS = FACTOR * SIZE <= 16 ? 4 : 2;
     constexpr int CELLS = FACTOR == 2 ? 2 : 1, HELD = ORDER_Y + CELLS - 1;  // cells of these rows, and coarse rows that they need
+    constexpr bool WHOLE_CELLS = CELLS * FACTOR == ROWS;
     constexpr int STORING = PLANE_THREADS / ROWS;  // threads that store a row
     __shared__ float line[ROWS][PLANE_THREADS + MOST_BESIDE];
     __shared__ __align__(16) float down[8 * 8];  // for each phase, padded
@@ -274,10 +309,17 @@ interpolate_plane(const float* __restrict__ in, Out* __restrict__ out, Plane pla
 #pragma unroll
         for (int r = 0; r < ROWS; ++r) {
             if (!ALL && r >= rows) break;
-            const int of = CELLS == 2 && ALL ? r / FACTOR : 0;  // the cell of this row
-            const float* padded = down + (position + r - of * FACTOR) * 8;
-            const float4 low = *reinterpret_cast<const float4*>(padded), high = *reinterpret_cast<const float4*>(padded + 4);
-            const float weight[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+            const int of = WHOLE_CELLS && ALL ? r / FACTOR : 0;  // the cell of this row
+            float weight[8];
+            if constexpr (WHOLE_CELLS && ALL) {
+#pragma unroll
+                for (int t = 0; t < ORDER_Y; ++t) weight[t] = weights.y[r % FACTOR * ORDER_Y + t];
+            } else {
+                const float4* padded = reinterpret_cast<const float4*>(down + (position + r) * 8);
+                const float4 low = padded[0], high = padded[1];
+                weight[0] = low.x, weight[1] = low.y, weight[2] = low.z, weight[3] = low.w;
+                weight[4] = high.x, weight[5] = high.y, weight[6] = high.z, weight[7] = high.w;
+            }
             float sum = weight[0] * tap[of];
 #pragma unroll
             for (int t = 1; t < ORDER_Y; ++t) sum = fma_rn(weight[t], tap[of + t], sum);
@@ -297,13 +339,18 @@ interpolate_plane(const float* __restrict__ in, Out* __restrict__ out, Plane pla
                 float x[ORDER];
 #pragma unroll
                 for (int k = 0; k < ORDER; ++k) x[k] = line[r][thread + k * channels];
+                Out made[FACTOR];
 #pragma unroll
                 for (int p = 0; p < FACTOR; ++p) {
                     float total = weights.x[p * ORDER] * x[0];
 #pragma unroll
                     for (int k = 1; k < ORDER; ++k) total = fma_rn(weights.x[p * ORDER + k], x[k], total);
-                    results[r][cell + p * channels] = quick_sample<Out>(total);
+                    made[p] = quick_sample<Out>(total);
                 }
+                if (channels == 1) put_neighbours(results[r] + cell, made);
+                else
+#pragma unroll
+                    for (int p = 0; p < FACTOR; ++p) results[r][cell + p * channels] = made[p];
             }
         }
         __syncthreads();
@@ -321,8 +368,8 @@ interpolate_plane(const float* __restrict__ in, Out* __restrict__ out, Plane pla
 #pragma unroll 1
     for (int y = 0; y < height; position = 0) {  // cell by cell, or by two
         load(HELD);
-        if (CELLS == 2 && plane.factor_y == FACTOR && position == 0 && y + ROWS <= height) {
-            load(HELD + CELLS - 1);
+        if (WHOLE_CELLS && plane.factor_y == FACTOR && position == 0 && y + ROWS <= height) {
+            if (CELLS == 2) load(HELD + CELLS - 1);
             interpolate_rows(Whole<true>(), ROWS);
             y += ROWS;
 #pragma unroll
@@ -331,7 +378,7 @@ interpolate_plane(const float* __restrict__ in, Out* __restrict__ out, Plane pla
         }
         const int end = min(y + plane.factor_y - position, height);
 #pragma unroll 1
-        for (; CELLS == 1 && y + ROWS <= end; y += ROWS, position += ROWS) interpolate_rows(Whole<true>(), ROWS);
+        for (; !WHOLE_CELLS && y + ROWS <= end; y += ROWS, position += ROWS) interpolate_rows(Whole<true>(), ROWS);
 #pragma unroll 1
         for (; y < end; y += ROWS, position += ROWS) interpolate_rows(Whole<false>(), min(end - y, ROWS));
         y = end;
