@@ -222,9 +222,9 @@ decimate_plane(const In* __restrict__ in, float* __restrict__ out, Plane plane, 
     }
 }
 
-template <bool VALUE>
-struct Whole {
-    static constexpr bool value = VALUE;
+template <int VALUE>
+struct Rows {
+    static constexpr int value = VALUE;
 };
 
 // Neighbouring results, stored at once; `to` is aligned to all of them, or to 16 bytes.
@@ -304,14 +304,14 @@ interpolate_plane(const float* __restrict__ in, Out* __restrict__ out, Plane pla
     };
 #pragma unroll
     for (int t = 0; t < HELD; ++t) load(t);
-    const auto interpolate_rows = [&](auto whole, int rows) {
-        constexpr bool ALL = decltype(whole)::value;
+    const auto interpolate_rows = [&](auto rows) {  // ROWS, or one
+        constexpr int COUNT = decltype(rows)::value;
+        constexpr bool WHOLE = WHOLE_CELLS && COUNT == ROWS;
 #pragma unroll
-        for (int r = 0; r < ROWS; ++r) {
-            if (!ALL && r >= rows) break;
-            const int of = WHOLE_CELLS && ALL ? r / FACTOR : 0;  // the cell of this row
+        for (int r = 0; r < COUNT; ++r) {
+            const int of = WHOLE ? r / FACTOR : 0;  // the cell of this row
             float weight[8];
-            if constexpr (WHOLE_CELLS && ALL) {
+            if constexpr (WHOLE) {
 #pragma unroll
                 for (int t = 0; t < ORDER_Y; ++t) weight[t] = weights.y[r % FACTOR * ORDER_Y + t];
             } else {
@@ -334,8 +334,7 @@ interpolate_plane(const float* __restrict__ in, Out* __restrict__ out, Plane pla
         __syncthreads();
         if (thread < active) {
 #pragma unroll
-            for (int r = 0; r < ROWS; ++r) {
-                if (!ALL && r >= rows) break;
+            for (int r = 0; r < COUNT; ++r) {
                 float x[ORDER];
 #pragma unroll
                 for (int k = 0; k < ORDER; ++k) x[k] = line[r][thread + k * channels];
@@ -354,7 +353,7 @@ interpolate_plane(const float* __restrict__ in, Out* __restrict__ out, Plane pla
             }
         }
         __syncthreads();
-        if (ALL || storing < rows) {
+        if (storing < COUNT) {
             const Out* done = results[storing];
 #pragma unroll
             for (int i = 0; i < MOST_RESULTS / WIDE; i += STORING)
@@ -363,14 +362,14 @@ interpolate_plane(const float* __restrict__ in, Out* __restrict__ out, Plane pla
 #pragma unroll 1
             for (int i = rest + place; i < count; i += STORING) target[i] = done[i];
         }
-        target += rows * out_pitch;
+        target += COUNT * out_pitch;
     };
 #pragma unroll 1
     for (int y = 0; y < height; position = 0) {  // cell by cell, or by two
         load(HELD);
         if (WHOLE_CELLS && plane.factor_y == FACTOR && position == 0 && y + ROWS <= height) {
             if (CELLS == 2) load(HELD + CELLS - 1);
-            interpolate_rows(Whole<true>(), ROWS);
+            interpolate_rows(Rows<ROWS>());
             y += ROWS;
 #pragma unroll
             for (int t = 0; t < HELD; ++t) tap[t] = tap[t + CELLS], more[t] = more[t + CELLS];
@@ -378,10 +377,9 @@ interpolate_plane(const float* __restrict__ in, Out* __restrict__ out, Plane pla
         }
         const int end = min(y + plane.factor_y - position, height);
 #pragma unroll 1
-        for (; !WHOLE_CELLS && y + ROWS <= end; y += ROWS, position += ROWS) interpolate_rows(Whole<true>(), ROWS);
+        for (; !WHOLE_CELLS && y + ROWS <= end; y += ROWS, position += ROWS) interpolate_rows(Rows<ROWS>());
 #pragma unroll 1
-        for (; y < end; y += ROWS, position += ROWS) interpolate_rows(Whole<false>(), min(end - y, ROWS));
-        y = end;
+        for (; y < end; ++y, ++position) interpolate_rows(Rows<1>());
 #pragma unroll
         for (int t = 0; t < HELD; ++t) tap[t] = tap[t + 1], more[t] = more[t + 1];
     }

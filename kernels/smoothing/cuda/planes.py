@@ -10,6 +10,7 @@ from typing import Any
 
 from kernels.runtime.launch import kernel, multiprocessors
 from kernels.smoothing.borders import MODES
+from kernels.smoothing.cuda.block_partition import up_to
 from kernels.smoothing.decimated import Resampling
 
 THREADS = 256
@@ -92,7 +93,8 @@ def interpolate(values: Any, steps: Sequence[Resampling], out: Any, stream: Any)
     planes = math.prod(values.shape[: down.axis])
     tiles = -(-cells * plane.channels // plane.tile)
     wanted = max(2 * BLOCKS_A_MULTIPROCESSOR * multiprocessors() // (tiles * planes), 1)
-    plane.steps = min(max(-(-plane.out_rows // wanted), 4 * plane.factor_y), plane.out_rows)
+    # Whole cells, which are interpolated several rows at a time.
+    plane.steps = min(max(up_to(-(-plane.out_rows // wanted), 8), 4 * plane.factor_y), plane.out_rows)
     blocks = tiles * planes * -(-plane.out_rows // plane.steps)
     weights = PlaneWeights()
     for held, step in ((weights.y, down), (weights.x, across)):
