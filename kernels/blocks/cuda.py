@@ -41,6 +41,12 @@ def copy_streams(streams: Streams, count: int, longest: int, stream: Any) -> Non
         kernel("blocks", "copy_streams").launch(grid, (THREADS,), (streams,), stream=stream)
 
 
+def decode_lz4(streams: Streams, count: int, fault: Any, stream: Any) -> None:
+    """Decode streams of LZ4, of any bytes. Lowers `fault`, an int32, to the index of the first that is damaged."""
+    if count:
+        kernel("blocks", "decode_lz4").launch((count,), (32,), (streams, fault), stream=stream)
+
+
 def check_streams(streams: Streams, statuses: Any, decoded: Any, count: int, fault: Any, stream: Any) -> None:
     """Lower `fault`, an int32, to the index of the first stream whose status or decoded bytes are wrong."""
     if count:
@@ -135,6 +141,7 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType(
             summary="decoded blocks to a region, a thread a sample",
             entries=(
                 "copy_streams",
+                "decode_lz4",
                 "check_streams",
                 "check_sums",
                 *(f"{step}<{name}>" for step in ("add_rows", "place") for name in TYPES.values()),
