@@ -228,7 +228,7 @@ class CudaDevice(Device):
         self._origin = cupy.cuda.Event()
         self._origin_time = 0.0
         self._bound: GpuBound | None = None
-        self.decodes = self.encodes = os.environ.get("MILLRACE_GPU_CODECS") == "1" and nvcomp.load() is not None
+        self.decodes, self.encodes = True, nvcomp.load() is not None
         self._of_thread = _OfThread()
 
     def bounded(self, memory_bytes: int, on_taken: Callable[[int], None]) -> CudaDevice:
