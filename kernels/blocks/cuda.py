@@ -47,6 +47,12 @@ def decode_lz4(streams: Streams, count: int, fault: Any, stream: Any) -> None:
         kernel("blocks", "decode_lz4").launch((count,), (32,), (streams, fault), stream=stream)
 
 
+def encode_lz4(streams: Streams, count: int, stream: Any) -> None:
+    """Encode streams as LZ4; `target_bytes` become the encoded bytes, or the stream's own if it would not shrink.
+    The targets have room for the streams as they are."""
+    kernel("blocks", "encode_lz4").launch((count,), (32,), (streams,), stream=stream)
+
+
 def check_streams(streams: Streams, statuses: Any, decoded: Any, count: int, fault: Any, stream: Any) -> None:
     """Lower `fault`, an int32, to the index of the first stream whose status or decoded bytes are wrong."""
     if count:
@@ -151,6 +157,7 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType(
         "pack": Variant(
             summary="a region to Blosc chunks, a thread a sample or a byte",
             entries=(
+                "encode_lz4",
                 "measure_chunks",
                 *(f"{step}<{name}>" for step in ("cut", "pack_chunks") for name in TYPES.values()),
             ),

@@ -84,13 +84,14 @@ struct Output {
             && offset <= done + literals;
     }
 
-    __device__ void copy_literals(const u8* from, unsigned count) {
+    template <typename Source>
+    __device__ void copy_literals(unsigned count, Source from) {
         constexpr unsigned AT_ONCE = 4;
         u8* to = bytes + done;
         for (unsigned i = lane; i < count; i += 32 * AT_ONCE) {
             u8 found[AT_ONCE];
             for (unsigned j = 0; j < AT_ONCE; ++j)
-                if (i + 32 * j < count) found[j] = from[i + 32 * j];
+                if (i + 32 * j < count) found[j] = from(i + 32 * j);
             for (unsigned j = 0; j < AT_ONCE; ++j)
                 if (i + 32 * j < count) to[i + 32 * j] = found[j];
         }
@@ -127,7 +128,12 @@ __device__ bool decode_sequence(Input& input, Output& output, unsigned& position
     unsigned token = input.at(position++), literals = token / 16, length = token % 16, left = output.end - output.done;
     if (literals == LONG && !input.lengthen(position, literals, left)) return false;
     if (literals > left || literals > input.end - position) return false;
-    output.copy_literals(reinterpret_cast<const u8*>(input.words) + position, literals);
+    if (position + literals <= input.first + HELD) {
+        output.copy_literals(literals, [&](unsigned i) { return input.at(position + i); });
+    } else {
+        const u8* bytes = reinterpret_cast<const u8*>(input.words) + position;
+        output.copy_literals(literals, [&](unsigned i) { return bytes[i]; });
+    }
     position += literals;
     if (position == input.end) return output.done == output.end;
     if (input.end - position < 2) return false;
@@ -172,4 +178,122 @@ extern "C" __global__ void __launch_bounds__(32) decode_lz4(Streams streams, int
         is_right = decode_stream(input, output);
     }
     if (!is_right && threadIdx.x == 0) atomicMin(fault, int(blockIdx.x));
+}
+
+// Encoding. The hash table holds, for the hash of four bytes, one more than the last position where they began.
+constexpr unsigned HASH_BITS = 12;
+
+// The bytes to encode. A word begins at any byte; bytes beyond the end are zero, or a neighbour's.
+struct Plain {
+    const unsigned* words;
+    unsigned skew, nbytes;
+
+    __device__ Plain(const u8* bytes, unsigned nbytes) : nbytes(nbytes) {
+        skew = reinterpret_cast<u64>(bytes) % 4;
+        words = reinterpret_cast<const unsigned*>(bytes - skew);
+    }
+
+    __device__ unsigned word(unsigned position) const {
+        unsigned at = position + skew, end = nbytes + skew;
+        unsigned low = at < end ? words[at / 4] : 0, high = at / 4 * 4 + 4 < end ? words[at / 4 + 1] : 0;
+        return __funnelshift_r(low, high, at % 4 * 8);
+    }
+
+    __device__ u8 byte(unsigned position) const { return reinterpret_cast<const u8*>(words)[skew + position]; }
+
+    // How many bytes are the same from `first` and from `second` on, the later, before `end`.
+    __device__ unsigned common(unsigned first, unsigned second, unsigned end, unsigned lane) const {
+        unsigned length = 0;
+        for (;; length += 128) {
+            unsigned at = length + 4 * lane;
+            unsigned differs = word(first + at) ^ word(second + at);
+            unsigned unlike = __ballot_sync(ALL_LANES, differs != 0 || second + at >= end);
+            if (unlike == 0) continue;
+            unsigned which = __ffs(unlike) - 1, bits = __shfl_sync(ALL_LANES, differs, which);
+            length += 4 * which + (bits == 0 ? 0 : (__ffs(bits) - 1) / 8);
+            return min(length, end - second);
+        }
+    }
+};
+
+// The encoded bytes, at most `room`. What does not fit is counted, and not written.
+struct Encoded {
+    u8* bytes;
+    unsigned room, done, lane;
+
+    __device__ void put(unsigned value) {
+        if (lane == 0 && done < room) bytes[done] = u8(value);
+        ++done;
+    }
+
+    // The rest of a length of which LONG stands in the token.
+    __device__ void put_rest(unsigned length) {
+        if (length < LONG) return;
+        unsigned full = (length - LONG) / 255;
+        for (unsigned i = lane; i < full; i += 32)
+            if (done + i < room) bytes[done + i] = 255;
+        done += full;
+        put((length - LONG) % 255);
+    }
+
+    // Literals from `first` on, and a match; length 0: the last literals.
+    __device__ void put_sequence(const Plain& plain, unsigned first, unsigned literals, unsigned length, unsigned offset) {
+        unsigned more = length == 0 ? 0 : length - LEAST_MATCH;
+        put(min(literals, LONG) * 16 + min(more, LONG));
+        put_rest(literals);
+        for (unsigned i = lane; i < literals; i += 32)
+            if (done + i < room) bytes[done + i] = plain.byte(first + i);
+        done += literals;
+        if (length == 0) return;
+        put(offset);
+        put(offset >> 8);
+        put_rest(more);
+    }
+};
+
+// Returns the encoded bytes, or more than fit if the stream does not shrink to `room`.
+__device__ unsigned encode_stream(const Plain& plain, Encoded out, unsigned* table, unsigned lane) {
+    constexpr unsigned MOST_OFFSET = 65535;
+    for (unsigned i = lane; i < 1u << HASH_BITS; i += 32) table[i] = 0;
+    unsigned position = 0, literals = 0, misses = 0;  // `literals` begin there
+    while (position + LAST_MATCH <= plain.nbytes && out.done <= out.room) {
+        unsigned mine = position + lane, four = plain.word(mine), before = 0;
+        bool may_match = mine + LAST_MATCH <= plain.nbytes;
+        unsigned* entry = table + (four * 2654435761u >> (32 - HASH_BITS));
+        __syncwarp();
+        if (may_match) before = *entry;
+        unsigned same = __match_any_sync(ALL_LANES, four) & ((1u << lane) - 1);
+        if (same) before = position + 32 - __clz(same);
+        bool matches = may_match && before > 0 && mine + 1 - before <= MOST_OFFSET && plain.word(before - 1) == four;
+        unsigned found = __ballot_sync(ALL_LANES, matches), next = position + 32;
+        misses = found ? 0 : misses + 1;
+        while (found) {
+            unsigned which = __ffs(found) - 1, at = position + which, from = __shfl_sync(ALL_LANES, before, which) - 1;
+            unsigned length = plain.common(from, at, plain.nbytes - LAST_LITERALS, lane);
+            if (at > literals) {
+                bool differs = lane >= at - literals || lane >= from || plain.byte(at - 1 - lane) != plain.byte(from - 1 - lane);
+                unsigned more = __ffs(__ballot_sync(ALL_LANES, differs) | 1u << 31) - 1;
+                at -= more, from -= more, length += more;
+            }
+            out.put_sequence(plain, literals, at - literals, length, at - from);
+            literals = at + length;
+            if (mine > at && mine < literals) may_match = false;
+            next = max(next, literals);
+            found = literals - position < 32 ? found & ~0u << (literals - position) : 0;
+        }
+        if (may_match && mine < next) atomicMax(entry, mine + 1);
+        position = next + 32 * min(misses / 8, 7u);
+    }
+    out.put_sequence(plain, literals, plain.nbytes - literals, 0, 0);
+    return out.done;
+}
+
+// `target_bytes` become the encoded bytes, or the stream's own number if it does not shrink; the targets have room for it.
+extern "C" __global__ void __launch_bounds__(32) encode_lz4(Streams streams) {
+    __shared__ unsigned table[1 << HASH_BITS];
+    unsigned nbytes = unsigned(streams.source_bytes[blockIdx.x]);
+    Plain plain(reinterpret_cast<const u8*>(streams.sources[blockIdx.x]), nbytes);
+    Encoded out{reinterpret_cast<u8*>(streams.targets[blockIdx.x]), nbytes, 0, threadIdx.x};
+    unsigned encoded = encode_stream(plain, out, table, threadIdx.x);
+    if (threadIdx.x == 0) streams.target_bytes[blockIdx.x] = min(encoded, nbytes);
 }

@@ -94,7 +94,7 @@ class Unpacking(CpuDevice):
     """A CPU device that is handed packed blocks, and hands over encoded chunks. `chunks`, `encoded`: of the plan, those
     that it decoded and encoded."""
 
-    decodes = encodes = True
+    decodes, encodes = True, frozenset({"lz4", "zstd"})
 
     def __init__(self, *arguments):
         super().__init__(*arguments)
