@@ -1,4 +1,4 @@
-"""Decodes packed blocks and encodes chunks by the processor's libraries, as a GPU does by nvCOMP and kernels."""
+"""Decodes packed blocks and encodes chunks by the libraries of the CPU codecs, as a GPU does by kernels and nvCOMP."""
 
 from __future__ import annotations
 

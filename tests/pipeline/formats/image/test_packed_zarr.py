@@ -184,3 +184,14 @@ def test_a_chunk_of_another_codec_than_the_metadata_say_is_left_to_the_processor
     array[...] = samples("uint16")
     (tmp_path / "a.zarr/0.0").write_bytes(numcodecs.Blosc("zstd").encode(samples("uint16")))
     assert not check(tmp_path / "a.zarr", samples("uint16"), Region.whole(SHAPE))
+
+
+@pytest.mark.parametrize("columns", [512, 513])
+def test_longer_streams_are_not_read_for_a_device(tmp_path, columns):
+    array = zarr.open_array(
+        tmp_path / "a.zarr", mode="w", shape=(1024, columns), chunks=(1024, columns), dtype="uint16", zarr_format=2,
+        compressor=numcodecs.LZ4(),
+    )  # fmt: skip
+    array[...] = 7
+    with open_image(tmp_path / "a.zarr") as reader:
+        assert reader.packs == (columns == 512)
