@@ -69,7 +69,8 @@ def has_offset_zero(stream):
 
     while at < len(stream):
         token, at = data[at], at + 1
-        at += length(token >> 4)
+        literals = length(token >> 4)
+        at += literals
         if at >= len(stream):
             return False
         if data[at : at + 2] == b"\0\0":
