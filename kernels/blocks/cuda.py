@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from kernels.blocks import AXES, Places, fill_bits
+import numpy as np
+
+from kernels.blocks import AXES, Places
 from kernels.runtime.ladder import Variant
 from kernels.runtime.launch import blocks_of, kernel, on_stream
 
@@ -76,7 +78,13 @@ def add_rows(decoded: Any, blocks: Any, itemsize: int, row: tuple[int, int], lon
 
 
 def place(decoded: Any, blocks: Any, origins: Any, region: Any, places: Places, *, stream: Any = None) -> None:
-    """As `kernels.blocks.place`; the rows of `origins` have `AXES` numbers, zeros first."""
+    """Fill `region` from blocks: undo their shuffle and move each sample to its place; those outside are skipped.
+
+    decoded : uint8, the blocks' bytes
+    blocks  : uint8, the bytes of (n,) of `kernels.blocks.BLOCK`
+    origins : int32 (chunks, AXES): each chunk's first sample in the region, possibly negative; zeros for absent axes
+    region  : of any strides, of 1, 2, 4 or 8 bytes a sample; whole samples make a block
+    """
     count = blocks.nbytes // 32
     if not count:
         return
@@ -88,10 +96,10 @@ def place(decoded: Any, blocks: Any, origins: Any, region: Any, places: Places, 
 
 
 def _placing(region: Any, places: Places) -> Placing:
-    absent = AXES - region.ndim
+    absent, fill = AXES - region.ndim, np.array(places.fill_value, region.dtype)
     return Placing(
         strides=(ctypes.c_longlong * AXES)(*[0] * absent, *(each // region.itemsize for each in region.strides)),
-        fill=fill_bits(places, region.dtype),
+        fill=int.from_bytes(fill.tobytes(), "little"),
         chunk=(ctypes.c_int * AXES)(*[1] * absent, *places.chunk),
         region=(ctypes.c_int * AXES)(*[1] * absent, *region.shape),
     )
