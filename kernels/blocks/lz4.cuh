@@ -84,8 +84,9 @@ struct Output {
     u8* bytes;
     unsigned done, end, lane;
 
+    // Whether literals and a match fit as the rules for the end require, and the match begins within the output.
     __device__ bool has_room(unsigned literals, unsigned length, unsigned offset) const {
-        unsigned left = end - done;  // literals fit
+        unsigned left = end - done;
         return left >= literals + LAST_MATCH && length <= left - literals - LAST_LITERALS && offset > 0
             && offset <= done + literals;
     }
@@ -277,7 +278,8 @@ __device__ unsigned encode_stream(const Plain& plain, Encoded out, unsigned* tab
             unsigned which = __ffs(found) - 1, at = position + which, from = __shfl_sync(ALL_LANES, before, which) - 1;
             unsigned length = plain.common(from, at, plain.nbytes - LAST_LITERALS, lane);
             if (at > literals) {
-                bool differs = lane >= at - literals || lane >= from || plain.byte(at - 1 - lane) != plain.byte(from - 1 - lane);
+                bool inside = lane < at - literals && lane < from;
+                bool differs = !inside || plain.byte(at - 1 - lane) != plain.byte(from - 1 - lane);
                 unsigned more = __ffs(__ballot_sync(ALL_LANES, differs) | 1u << 31) - 1;
                 at -= more, from -= more, length += more;
             }
