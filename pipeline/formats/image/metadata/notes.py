@@ -45,6 +45,7 @@ class Notes:
     imagej      : ImageJ's selection, overlays and properties, by tifffile's names
     png         : the text chunks of a PNG
     png_alone   : the keywords of those that no other field holds
+    left_out    : what the whole image has and this part of it has not, in words
     """
 
     name: str = ""
@@ -58,6 +59,7 @@ class Notes:
     imagej: Mapping[str, Any] = field(default_factory=dict)
     png: tuple[PngText, ...] = ()
     png_alone: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         """Files that differ in their notes alone are of one kind, see `file_list`."""
@@ -75,25 +77,35 @@ class Notes:
             "labels": "labels of planes" if self.labels else "",
             "imagej": f"{', '.join(self.imagej)} of ImageJ" if self.imagej else "",
             "png": f"{', '.join(self.png_alone)} of the PNG" if self.png_alone else "",
-            "ome": f"{ome_xml.further(fromstring(self.ome))} of the OME-XML" if self.ome else "",
+            "ome": f"{', '.join(self._further)} of the OME-XML" if self._further else "",
+            "whole": ", ".join(self.left_out),
         }
         return {key: words for key, words in found.items() if words}
 
     def cropped(self, boxes: Mapping[str, range], sizes: Mapping[str, int]) -> Notes:
         """Of a part: the samples kept along each axis, of so many. Marks at places in the image are left out."""
+        placed = [key for key in imagej.PLACED if key in self.imagej]
         letters = [letter for letter in "TCZ" if letter in boxes]
         labels = np.array(self.labels, object)
         if self.labels:
             labels = labels.reshape([sizes[letter] for letter in letters])
             labels = labels[np.ix_(*(boxes[letter] for letter in letters))] if letters else labels
         channels = boxes.get("C", range(1)) if len(self.display) > 1 else range(len(self.display))
-        return replace(
+        part = replace(
             self,
             ome=ome_xml.cropped(self.ome, boxes) if self.ome else "",
             display=tuple(self.display[number] for number in channels),
             labels=tuple(labels.ravel()),
             imagej={key: value for key, value in self.imagej.items() if key not in imagej.PLACED},
         )
+        gone = [name for name in self._further if name not in part._further]
+        lost = (", ".join(placed), "of ImageJ"), (", ".join(gone), "of the OME-XML")
+        return replace(part, left_out=(*self.left_out, *(f"{names} {of}" for names, of in lost if names)))
+
+    @property
+    def _further(self) -> list[str]:
+        """The elements and attributes that only OME-XML holds."""
+        return ome_xml.further(fromstring(self.ome)) if self.ome else []
 
     def fields(self) -> dict[int, tuple[int, int, bytes]]:
         """The tags of text and XMP: field type, count and bytes by tag."""
