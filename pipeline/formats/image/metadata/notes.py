@@ -15,6 +15,7 @@ from xml.etree.ElementTree import fromstring
 import numpy as np
 
 from pipeline.formats.image.metadata import imagej, ome_xml
+from pipeline.formats.image.metadata.private_tags import PrivateTags
 
 BYTE, ASCII = 1, 2
 XMP = 700
@@ -45,7 +46,8 @@ class Notes:
     imagej      : ImageJ's selection, overlays and properties, by tifffile's names
     png         : the text chunks of a PNG
     png_alone   : the keywords of those that no other field holds
-    left_out    : what the whole image has and this part of it has not, in words
+    private     : a TIFF's tags that have no meaning here
+    left_out    : what the input has and no result of it, in words
     """
 
     name: str = ""
@@ -59,6 +61,7 @@ class Notes:
     imagej: Mapping[str, Any] = field(default_factory=dict)
     png: tuple[PngText, ...] = ()
     png_alone: tuple[str, ...] = ()
+    private: PrivateTags = field(default_factory=PrivateTags)
     left_out: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
@@ -79,6 +82,7 @@ class Notes:
             "png": f"{', '.join(self.png_alone)} of the PNG" if self.png_alone else "",
             "ome": f"{', '.join(self._further)} of the OME-XML" if self._further else "",
             "whole": ", ".join(self.left_out),
+            **self.private.facts(),
         }
         return {key: words for key, words in found.items() if words}
 
@@ -97,6 +101,7 @@ class Notes:
             display=tuple(self.display[number] for number in channels),
             labels=tuple(labels.ravel()),
             imagej={key: value for key, value in self.imagej.items() if key not in imagej.PLACED},
+            private=self.private.cropped(),
         )
         gone = [name for name in self._further if name not in part._further]
         lost = (", ".join(placed), "of ImageJ"), (", ".join(gone), "of the OME-XML")
