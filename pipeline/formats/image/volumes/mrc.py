@@ -19,23 +19,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.errors import InputError, counted
+from pipeline.errors import InputError
 from pipeline.formats.image.base import (
     OF_COMPLEX,
     ImageFormat,
     ImageHeader,
     ImageReader,
     ImageWriter,
-    Region,
-    require_fit,
 )
 from pipeline.formats.image.metadata import Calibration, Step, in_unit
 from pipeline.formats.image.metadata.calibration import known_step, steps_of
 from pipeline.formats.image.metadata.notes import Notes, text_of
 from pipeline.formats.image.positional_writer import PositionalWriter
 from pipeline.formats.image.volumes.inflated import MAGIC as GZIP
-from pipeline.formats.image.volumes.inflated import InflatedFile, content_of, start_of
+from pipeline.formats.image.volumes.inflated import start_of
 from pipeline.formats.image.volumes.ordered import BYTE_ORDERS, ByteOrder, ordered
+from pipeline.formats.image.volumes.reader import VolumeReader
 from pipeline.storage.object_file import opened_to_read
 from pipeline.storage.partial import Callback, Opening, no_callback
 from pipeline.storage.positional import PositionalFile
@@ -127,7 +126,7 @@ class Mrc(ImageFormat):
     def open(self, path: Path) -> ImageReader:
         file = opened_to_read(path)
         try:
-            return MrcReader(file, as_stored=self._as_stored)
+            return _reader(file, as_stored=self._as_stored)
         except BaseException:
             file.close()
             raise
@@ -158,48 +157,6 @@ class Mrc(ImageFormat):
         record["nsymbt"] = len(extended)
         stored = _stored(record, header.axes)
         return MrcWriter(path, header, opening, record.tobytes() + extended, stored)
-
-
-class MrcReader(ImageReader):
-    """Reads samples straight from the file, or inflates the blocks that hold them."""
-
-    def __init__(self, file: PositionalFile, *, as_stored: bool = False) -> None:
-        self.path = file.path
-        record, order = _read_head(file)
-        dtype = _dtype_of(file.path, record, as_stored)
-        axes, shape = _axes_of(file.path, record)
-        if as_stored:
-            stored = _stored(record, axes)
-            axes, shape = stored, tuple(shape[axes.index(letter)] for letter in stored)
-        extended, offset = int(record["nsymbt"]), HEADER.itemsize + int(record["nsymbt"])
-        self._samples = ordered(axes, shape, _stored(record, axes), dtype=dtype.newbyteorder(order), offset=offset)
-        nbytes = offset + self._samples.nbytes
-        self._file = content_of(file, nbytes)
-        if self._file.size < nbytes:
-            raise InputError(
-                f"{file.path}: truncated: its header promises {counted(self._samples.nbytes, 'byte')} of samples, "
-                f"the file holds {max(self._file.size - offset, 0):,}; copy or export it again"
-            )
-        tail = start_of(file, offset)[HEADER.itemsize :] if extended else b""
-        tags = MrcTags(record.tobytes(), tail, fits=order == "<")
-        self.header = _described(tags, shape, axes, dtype)
-        if isinstance(self._file, InflatedFile):
-            self.block_shape = tuple(n if letter in "YX" else 1 for letter, n in zip(axes, shape, strict=True))
-
-    @property
-    def run(self) -> tuple[np.dtype[Any], int] | None:
-        is_run = self._samples.in_order and not isinstance(self._file, InflatedFile)
-        return (self._samples.dtype, self._samples.offset) if is_run else None
-
-    def read(self, region: Region, out: NDArray[Any]) -> None:
-        require_fit(self.header, region, out)
-        self._samples.read(self._file, region, out)
-
-    def hold_at_most(self, budget_bytes: int) -> int:
-        return self._file.hold_at_most(budget_bytes) if isinstance(self._file, InflatedFile) else 0
-
-    def close(self) -> None:
-        self._file.close()
 
 
 class MrcWriter(PositionalWriter):
@@ -294,6 +251,20 @@ def whole_starts(steps: NDArray[np.float64], shape: tuple[int, ...]) -> NDArray[
 
 
 # Reading
+
+
+def _reader(file: PositionalFile, *, as_stored: bool) -> VolumeReader:
+    record, order = _read_head(file)
+    dtype = _dtype_of(file.path, record, as_stored)
+    axes, shape = _axes_of(file.path, record)
+    if as_stored:
+        stored = _stored(record, axes)
+        axes, shape = stored, tuple(shape[axes.index(letter)] for letter in stored)
+    offset = HEADER.itemsize + int(record["nsymbt"])
+    extended = start_of(file, offset)[HEADER.itemsize :] if offset > HEADER.itemsize else b""
+    header = _described(MrcTags(record.tobytes(), extended, fits=order == "<"), shape, axes, dtype)
+    samples = ordered(axes, shape, _stored(record, axes), dtype=dtype.newbyteorder(order), offset=offset)
+    return VolumeReader(file, header, samples)
 
 
 def _read_head(file: PositionalFile) -> tuple[NDArray[Any], ByteOrder]:

@@ -33,7 +33,7 @@ from pipeline.formats.image.metadata.notes import Notes, text_of
 from pipeline.formats.image.positional_writer import PositionalWriter
 from pipeline.formats.image.pyramid import LABELS
 from pipeline.formats.image.spooled_writer import SpooledWriter
-from pipeline.formats.image.volumes.inflated import MAGIC, InflatedFile, content_of, start_of
+from pipeline.formats.image.volumes.inflated import MAGIC, start_of
 from pipeline.formats.image.volumes.nifti_header import (
     EXTENDER_BYTES,
     LABELS_INTENT,
@@ -48,6 +48,7 @@ from pipeline.formats.image.volumes.nifti_header import (
     put_affine,
 )
 from pipeline.formats.image.volumes.ordered import BYTE_ORDERS, ByteOrder, ordered
+from pipeline.formats.image.volumes.reader import VolumeReader
 from pipeline.storage.object_file import opened_to_read
 from pipeline.storage.partial import Opening
 from pipeline.storage.positional import PositionalFile
@@ -128,39 +129,27 @@ class Nifti(ImageFormat):
         return nifti_writer(path, header, opening, nifti_head(header))
 
 
-class NiftiReader(ImageReader):
-    """Reads samples straight from the file, or inflates the blocks that hold them."""
+class NiftiReader(VolumeReader):
+    """Samples are scaled as the header says."""
 
     def __init__(self, file: PositionalFile, *, any_samples: bool = False) -> None:
-        self.path = file.path
         record, order, extensions = _read_head(file)
-        dtype, samples = _dtype_of(file.path, record, any_samples)
-        axes, shape = _axes_of(file.path, record, samples)
-        offset = int(record["vox_offset"])
-        self._samples = ordered(axes, shape, _STORED, dtype=dtype.newbyteorder(order), offset=offset)
+        dtype, colours = _dtype_of(file.path, record, any_samples)
+        axes, shape = _axes_of(file.path, record, colours)
         self._scale = _scale_of(record, dtype)
-        nbytes = offset + self._samples.nbytes
-        self._file = content_of(file, nbytes)
-        if self._file.size < nbytes:
-            raise InputError(
-                f"{file.path}: truncated: its header promises {counted(self._samples.nbytes, 'byte')} of samples, "
-                f"the file holds {max(self._file.size - offset, 0):,}; copy or save it again"
-            )
-        values = dtype if self._scale is None else _scaled_dtype(dtype)
-        self.header = _described(record, extensions, shape, axes, values)
-        if isinstance(self._file, InflatedFile):
-            self.block_shape = tuple(n if letter in "YXS" else 1 for letter, n in zip(axes, shape, strict=True))
+        header = _described(record, extensions, shape, axes, dtype if self._scale is None else _scaled_dtype(dtype))
+        stored, offset = dtype.newbyteorder(order), int(record["vox_offset"])
+        super().__init__(file, header, ordered(axes, shape, _STORED, dtype=stored, offset=offset))
 
     @property
     def run(self) -> tuple[np.dtype[Any], int] | None:
-        is_run = self._samples.in_order and self._scale is None and not isinstance(self._file, InflatedFile)
-        return (self._samples.dtype, self._samples.offset) if is_run else None
+        return super().run if self._scale is None else None
 
     def read(self, region: Region, out: NDArray[Any]) -> None:
-        require_fit(self.header, region, out)
         if self._scale is None:
-            self._samples.read(self._file, region, out)
+            super().read(region, out)
             return
+        require_fit(self.header, region, out)
         stored = np.empty(out.shape, self._samples.dtype.newbyteorder("="))
         self._samples.read(self._file, region, stored)
         slope, intercept = self._scale
@@ -169,12 +158,6 @@ class NiftiReader(ImageReader):
             part = slice(first, first + _SCALED_AT_ONCE)
             with np.errstate(over="ignore"):
                 values[part] = flat[part].astype(np.float64) * slope + intercept
-
-    def hold_at_most(self, budget_bytes: int) -> int:
-        return self._file.hold_at_most(budget_bytes) if isinstance(self._file, InflatedFile) else 0
-
-    def close(self) -> None:
-        self._file.close()
 
 
 def nifti_writer(path: Path, header: ImageHeader, opening: Opening, head: bytes) -> ImageWriter:
@@ -330,7 +313,7 @@ def _described(
 
 
 def nifti_head(header: ImageHeader) -> bytes:
-    """What precedes the samples: the input's header if it was a NIfTI, else what is known of the image."""
+    """The header before the samples: that of a NIfTI input, else the known facts of the image."""
     tags, sizes = header.metadata.get("nifti"), dict(zip(header.axes, header.shape, strict=True))
     lengths = [sizes.get(letter, 1) for letter in _LETTERS]
     if isinstance(tags, NiftiTags):

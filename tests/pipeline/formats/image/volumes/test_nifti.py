@@ -43,6 +43,7 @@ class TestNiftiContract(FormatContract):
 class TestNiftiGzContract(FormatContract):
     format = Nifti()
     cases = (Case(suffix=".nii.gz", axes="TCZYX", dtype="uint16"),)
+    refused = (Case(suffix=".nii.gz", axes="YX", dtype="float16"),)
     header_bytes = 64
 
 
