@@ -65,10 +65,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if not _needs_a_gpu(item)]
 
 
+# What thousands of tests are made of is there to the end: a search for garbage would go through it again and again.
+gc.disable()
+
+
 def pytest_collection_finish() -> None:
-    """What thousands of tests are made of is there to the end: the search for garbage need not go through it again."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def _fewest(items: list[pytest.Item]) -> list[pytest.Item]:
