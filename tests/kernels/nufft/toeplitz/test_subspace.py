@@ -94,6 +94,7 @@ def test_wrong_arrays_are_refused() -> None:
         operator.apply_sense(images.astype(np.complex64), maps)
 
 
+@pytest.mark.sanitize("nufft")
 @pytest.mark.gpu
 @pytest.mark.parametrize("cplx", [False, True])
 @pytest.mark.parametrize(

@@ -37,6 +37,7 @@ def packed(packer, form, image, spare=1 << 14):
     return None if total < 0 else [found[begin:end] for begin, end in itertools.pairwise(ends)]
 
 
+@pytest.mark.sanitize("blocks")
 @pytest.mark.parametrize("codec", ["lz4", pytest.param("zstd", marks=needs_nvcomp)])
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "float32", "float64"])
 @pytest.mark.parametrize(

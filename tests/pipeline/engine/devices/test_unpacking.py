@@ -29,6 +29,7 @@ def unpacked(packed, memory, shape, dtype):
     return out.get(), int(fault) == NO_FAULT
 
 
+@pytest.mark.sanitize("blocks")
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "float64"])
 @pytest.mark.parametrize("compressor", COMPRESSORS, ids=lambda c: "-".join(map(str, c.values())))
 def test_every_codec_and_shuffle(tmp_path, compressor, dtype):
