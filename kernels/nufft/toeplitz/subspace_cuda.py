@@ -27,6 +27,7 @@ from kernels.runtime.ladder import Variant
 from kernels.runtime.launch import blocks_of, shared_bytes_a_block
 
 COILS_A_BLOCK = 8
+FEWEST_COILS = 2  # at a time, if more than that share the kernels: those are read half as often
 # Of a multiprocessor and of a thread; and those that cross_mixed needs besides its values.
 REGISTERS, MOST_REGISTERS, REGISTERS_BESIDES = 1 << 16, 255, 40
 
@@ -112,7 +113,7 @@ def _run_lines(task: Task) -> None:
     if not len(task.maps):
         task.out.fill(0)
     image, padded = three(body.shape), three(body.padded)
-    step = max(lines_at_once(body.shape, body.padded) // coefficients, 1)
+    step = max(lines_at_once(body.shape, body.padded) // coefficients, FEWEST_COILS)
     for begin in range(0, len(task.maps), step):
         maps = task.maps[begin : begin + step]
         coils = len(maps)
