@@ -290,8 +290,7 @@ class MriJob:
             follow=self._follower(chunk.index),
             follow_status=self._penalty_follower(chunk.index),
             note_read=note_read,
-            # Ranks would have to agree on the state that they found.
-            resumption=self._resumption(chunk.index) if peers.size == 1 else None,
+            resumption=self._resumption(chunk.index),
         )
         try:
             found = volume.reconstructed(trajectory)

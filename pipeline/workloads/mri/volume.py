@@ -4,13 +4,15 @@ Every rank reads the file, keeps its own channels, and computes weights and kern
 and are communicated once: the correlations for compression, the coarse images for the sensitivities, and the sum of the
 maps' squares. In each iteration a rank applies its coils' part of the normal operator, an all-reduce of the image
 completes it, and all ranks take the same step. If a rank is lost, the others continue from the latest iteration that
-any of them has: each keeps a checkpoint, with the coarse images, and they take over the lost coils.
+any of them has: each keeps a checkpoint, with the coarse images, and they take over the lost coils. Regularised
+iterations continue from the state that rank 0 saved last, and so does a job that is resumed.
 
 A single rank communicates nothing. Maps that do not fit the device are streamed from the host.
 """
 
 from __future__ import annotations
 
+import io
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -113,7 +115,7 @@ class VolumeReconstruction:
         self._follow, self._follow_status = follow, follow_status
         self._solver_notes: Mapping[str, str] = {}
         self._note_read = note_read
-        self._resumption = resumption
+        self._resumption = None if resumption is None else _shared(resumption, peers)
         self._made_again = False
         self._own = list(peers.shards)
         known = [peers.partials[shard] for shard in self._own if shard in peers.partials]
@@ -124,6 +126,7 @@ class VolumeReconstruction:
         """The image and its curve, the same on all ranks. Raises the errors of a collective if a rank is lost."""
         geometry = self._reconstruction.geometry(trajectory, self._like)
         transform, error = self._reconstruction.corrected(self._image, trajectory, geometry, self._like)
+        self._restore_progress()
         leader, states = self._states()
         mixing = self._mixing(bool(states[:, 0].all()))
         resumed = states[leader, 2] >= 0
@@ -145,6 +148,17 @@ class VolumeReconstruction:
             segment_error=error,
             notes=self._notes(maps.residency),
         )
+
+    def _restore_progress(self) -> None:
+        """Start from the saved iteration of conjugate gradients, if there is one, and this rank has none."""
+        asked, resumption = self._asked, self._resumption
+        if self._checkpoint.progress is None and not asked.has_penalties and resumption is not None:
+            zeros = self._xp.zeros(self._source.grid.shape, np.complex64)
+            progress = initial_progress(zeros, asked.most_iterations)
+            if resumption.fits(progress.state()):
+                assert resumption.saved is not None, "it fits"
+                progress.restore(resumption.saved)
+                self._checkpoint.progress = progress
 
     def _states(self) -> tuple[int, NDArray[np.int64]]:
         """The rank with the latest iteration, and the state of every rank's checkpoint."""
@@ -408,6 +422,26 @@ class VolumeReconstruction:
         if self._peers.size > 1:
             found["split"] = f"{counted(self._source.channels, 'channel')} over {self._peers.size} ranks"
         return found
+
+
+def _shared(resumption: Resumption, peers: Peers) -> Resumption:
+    """Rank 0's for all ranks: they continue from its saved state, and it saves theirs when it is due there."""
+    if peers.size == 1:
+        return resumption
+    mine, control = peers.rank == 0, peers.control
+    packed = io.BytesIO()
+    np.savez(packed, **(resumption.saved or {}) if mine else {})
+    size = control.broadcast(np.array([packed.tell()]))[0]
+    packed = io.BytesIO(
+        control.broadcast(np.frombuffer(packed.getvalue(), np.uint8).copy() if mine else np.empty(size, np.uint8))
+    )
+    with np.load(packed) as arrays:
+        saved = dict(arrays)
+    return Resumption(
+        saved=saved or None,
+        due=lambda: bool(control.broadcast(np.array([mine and resumption.due()]))[0]),
+        save=resumption.save if mine else lambda state: None,
+    )
 
 
 def samples_bytes(source: ImageSource, image: Image) -> int:
