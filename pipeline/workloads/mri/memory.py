@@ -48,6 +48,11 @@ class Problem:
         return self.coefficients or self.times
 
 
+def bytes_besides_maps(problem: Problem, parameters: MriParameters) -> int:
+    """`device_bytes` of a volume less those of its maps, of which only some may stay on the GPU."""
+    return device_bytes(problem, parameters) - int(_ROUNDED * COMPLEX * problem.channels * math.prod(problem.shape))
+
+
 def device_bytes(problem: Problem, parameters: MriParameters) -> int:
     """Bytes at the worst moment: of what is kept, and of the greediest of set-up, right-hand side and iterations."""
     shape, eps, at_once = problem.shape, parameters.eps, problem.at_once
