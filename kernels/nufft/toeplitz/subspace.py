@@ -33,15 +33,17 @@ def subspace_kernels(kernel_of: Callable[[Any], Any], weights: Any, basis: Any, 
     Returns [K (K + 1) / 2, *grid] of the kernels' dtype; complex for a complex basis.
     """
     xp = modules[type(weights).__module__.partition(".")[0]]
-    found = []
-    for row, column in pairs_of(basis.shape[1]):
+    found: Any = None
+    pairs = pairs_of(basis.shape[1])
+    for number, (row, column) in enumerate(pairs):
         product = (basis[:, row].conj() * basis[:, column])[frames] * weights
         kernel = kernel_of(xp.ascontiguousarray(product.real, weights.dtype))
         if xp.iscomplexobj(basis):
             kernel = kernel + 1j * kernel_of(xp.ascontiguousarray(product.imag, weights.dtype))
             kernel = kernel.astype(xp.complex64 if kernel.real.dtype == xp.float32 else xp.complex128, copy=False)
-        found.append(kernel)
-    return xp.stack(found)
+        found = xp.empty((len(pairs), *kernel.shape), kernel.dtype) if found is None else found
+        found[number] = kernel
+    return found
 
 
 class SubspaceToeplitz:

@@ -196,10 +196,10 @@ _at_work = metrics.AtWork({})
 @_at_work
 def compute_run(member: Member, job: ClusterJob, facts: Any, run: Run) -> RankReport:
     """Compute this rank's shards of a run, combine those of all ranks, and write this rank's chunks durably."""
-    device = bounded(own_device(job.worker_device), job)
+    output = _opened(job, facts)
+    shared, device = output.job, bounded(own_device(job.worker_device), job, output.job)
     device.enter()
-    output, rank = _opened(job, facts), RankDevice(device, member)
-    shared = output.job
+    rank = RankDevice(device, member)
     assert isinstance(shared, SharedJob)
     try:
         with device.allocating():
@@ -237,10 +237,10 @@ def _write(
 @_at_work
 def compute_jointly(member: Member, job: ClusterJob, number: int) -> RankReport:
     """Do this rank's part of one chunk; rank 0 writes it durably."""
-    device = bounded(own_device(job.worker_device), job)
+    output = _opened(job, None)
+    joint, device = output.job, bounded(own_device(job.worker_device), job, output.job)
     device.enter()
-    output, rank = _opened(job, None), RankDevice(device, member)
-    joint = output.job
+    rank = RankDevice(device, member)
     assert isinstance(joint, JointJob)
     if isinstance(joint, KeepsIterates):
         joint.keep_iterates(Iterates(Ledger(job.spec.output, job.ledger_identity), joined=True))

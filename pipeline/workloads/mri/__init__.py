@@ -460,9 +460,7 @@ class MriJob:
             found["frames"] = source.frames
         if header.times > 1:
             found["times"] = list(header.time_names)
-        found["gpu_memory"] = (
-            f"at most {format_bytes(device_bytes(self._largest(), self.parameters))} besides the chunks"
-        )
+        found["gpu_memory"] = f"at most {format_bytes(self.device_bytes)} besides the chunks"
         samples = sum(source.coils * image.points for image in self._images)
         return JobSummary(
             shape=self.header.shape,
@@ -472,15 +470,24 @@ class MriJob:
             remarks=found | dict(self._audit.convergence()),
         )
 
+    @property
+    def device_bytes(self) -> int:
+        return device_bytes(self._largest(), self.parameters)
+
     def _largest(self) -> Problem:
         """The problem that needs the most memory on a GPU."""
         source, shape = self._source, self._source.grid.shape
         groups = len(self._groups) * len(self._groups[0])
         in_parts = self._in_parts
+        at_once = group_parts(source.channels, math.prod(shape))[0].stop if in_parts else source.channels
+        # A volume's are streamed into two buffers; others are mixed, those of a basis after they are joined.
+        mixed = source.white is not None or self.parameters.compress is not None
+        copies = 2 * at_once if in_parts else source.channels * mixed + source.coils * (self._basis is not None)
         return Problem(
             shape=shape,
             channels=source.channels,
-            at_once=group_parts(source.channels, math.prod(shape))[0].stop if in_parts else source.channels,
+            at_once=at_once,
+            copies=copies,
             points=max(image.points for image in self._images),
             times=max(map(len, self._groups)),
             cached=min(groups, most_cached(shape)) - 1 if len(self._groups) > 1 else 0,
