@@ -8,7 +8,7 @@
 //   direct sum     P A / R
 //   within cutoff  P N / R; at 0.1 atoms/Å3 and 12 Å, N = 724
 //
-// Direct sum, naive to fast (direct.cuh):
+// Direct sum, naive to fast (cuda/direct.cuh):
 //   direct_scatter    a thread an atom, atomic additions to every point
 //   direct_gather     a thread a point
 //   direct_coarsened  a thread eight points of a row: neighbours, then spread out so that a warp stores whole sectors
@@ -17,13 +17,13 @@
 // Within a cutoff, naive to fast:
 //   regions_slots     regions of 8 × 8 × 8 points, bins of eight slots filled by the host, or by fill_slots; the CPU, or
 //                     add_overflow, sums what does not fit
-//   regions_sorted    atoms sorted by cell: count_atoms, sum_cells, scan_cells, place_atoms, sort_cells (cells.cuh)
-//   tiles             a warp 4 × 4 × 8 points; each lane tests an atom, only hits are computed (tiles.cuh)
+//   regions_sorted    atoms sorted by cell: count_atoms, sum_cells, scan_cells, place_atoms, sort_cells (cuda/cells.cuh)
+//   tiles             a warp 4 × 4 × 8 points; each lane tests an atom, only hits are computed (cuda/tiles.cuh)
 // After either, exclude_points zeroes the points too close to an atom.
 // Sources: Stone et al., J. Comput. Chem. 28 (2007); Rodrigues et al., "GPU acceleration of cutoff pair potentials" (2008).
 
-#include "direct.cuh"
+#include "cuda/direct.cuh"
 
-#include "cells.cuh"
-#include "regions.cuh"
-#include "tiles.cuh"
+#include "cuda/cells.cuh"
+#include "cuda/regions.cuh"
+#include "cuda/tiles.cuh"

@@ -1,6 +1,6 @@
 """Sizes chosen by measurement. They change the time a map takes; of them the cells' edges alone can change its bits.
 
-cuda.py and structs.py hold the sizes that .cuh files declare too.
+cuda/ holds the sizes that .cuh files declare too.
 """
 
 from __future__ import annotations

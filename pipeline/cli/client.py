@@ -59,7 +59,7 @@ def submit_options() -> list[click.Option]:
             metavar="N",
             default=0,
             show_default=True,
-            help="-100 to 100, higher first; above 0 for operators only",
+            help="higher first; above 0 for operators only",
         ),
         click.Option(
             ["--after"], multiple=True, metavar="JOB", help="run only after this job succeeds; may be repeated"

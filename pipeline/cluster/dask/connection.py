@@ -96,4 +96,4 @@ def _closed_is_lost(where: str) -> Iterator[None]:
 
 def scheduler_lost(where: str) -> ClusterError:
     """The error for a scheduler that does not answer."""
-    return ClusterError(f"{where} went away: see its log, and start it again")
+    return ClusterError(f"{where} no longer answers: see its log, and start it again")

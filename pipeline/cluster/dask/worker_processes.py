@@ -262,7 +262,7 @@ def serve_workers(address: str, specs: Sequence[WorkerSpec], drain_s: float, met
                 await finished
                 await _check_scheduler(address)
                 if any(nanny.lost_scheduler for nanny in nannies):  # else it has closed the workers
-                    raise ClusterError(f"{address}: the scheduler went away, and is back; start this again")
+                    raise ClusterError(f"{address}: the connection to the scheduler was lost; start this again")
 
     endpoints = [_endpoint(address, spec, metrics_port, number) for number, spec in enumerate(specs)]
     nannies: list[Any] = []
@@ -300,7 +300,7 @@ def _no_scheduler(address: str, error: Exception) -> DeviceUnavailable:
 
 def _cause(error: Exception) -> str:
     if isinstance(error, OSError | ValueError | KeyError):
-        return f"{type(error).__name__}: {error}" if str(error) else "it says nothing"
+        return f"{type(error).__name__}: {error}" if str(error) else "no reason given"
     return "another server is there"  # Dask misread its answer, so the error means nothing
 
 
@@ -308,7 +308,7 @@ async def _check_scheduler(address: str) -> None:
     try:
         await _greet(address, LOOK_SECONDS)
     except Exception as error:
-        raise ClusterError(f"{address}: the scheduler went away; start it, then this again") from error
+        raise ClusterError(f"{address}: the scheduler no longer answers; start it, then this again") from error
 
 
 @contextmanager

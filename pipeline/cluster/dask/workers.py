@@ -204,7 +204,7 @@ class DaskWorkers:
         except OSError as error:  # its message names an internal connection
             raise scheduler_lost(self._where) from error
         except Exception as error:  # a client that is being closed raises anything
-            raise ClusterError(f"{self._where} went away: {type(error).__name__}: {error}") from error
+            raise ClusterError(f"{self._where} no longer answers: {type(error).__name__}: {error}") from error
 
     def start_on(self, address: str, function: Callable[..., Any], *args: Any, on_done: Callable[[], None]) -> GangCall:
         """Run a function on one worker, on a new thread. Its result raises RankLost if that worker is gone.

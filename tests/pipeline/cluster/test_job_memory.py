@@ -116,7 +116,7 @@ def test_a_scheduler_that_does_not_answer_is_others_to_notice(monkeypatch):
     watched = Watched(monkeypatch)
 
     def lost():
-        raise ClusterError("the scheduler went away")
+        raise ClusterError("the scheduler no longer answers")
 
     watched.watch._identities = lost
     watched.watch()

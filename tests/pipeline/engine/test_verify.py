@@ -353,10 +353,10 @@ def test_older_receipts_do_where_their_parameters_suffice(folder, millrace):
 
 
 DAMAGE = [
-    (lambda receipt: receipt.pop("input"), "is damaged, or no receipt of Millrace"),
-    (lambda receipt: receipt.update(input="in.tif"), "is damaged, or no receipt of Millrace"),
-    (lambda receipt: receipt.pop("audit"), "is damaged, or no receipt of Millrace"),
-    (lambda receipt: receipt.update(request=3), "is damaged, or no receipt of Millrace"),
+    (lambda receipt: receipt.pop("input"), "is damaged, or not a receipt of Millrace"),
+    (lambda receipt: receipt.update(input="in.tif"), "is damaged, or not a receipt of Millrace"),
+    (lambda receipt: receipt.pop("audit"), "is damaged, or not a receipt of Millrace"),
+    (lambda receipt: receipt.update(request=3), "is damaged, or not a receipt of Millrace"),
     (lambda receipt: receipt.update(request={"sizes": 3}), "do not fit this version of smooth"),
     (lambda receipt: receipt.update(workload="sharpen"), "there is no workload 'sharpen' here"),
 ]

@@ -313,7 +313,7 @@ def test_the_third_worker_on_which_a_chunk_hangs_is_the_clusters_error(watched):
 
 def test_a_scheduler_that_does_not_answer_is_not_the_watchs_to_tell(watched, clock):
     def silent():
-        raise ClusterError("the scheduler went away")
+        raise ClusterError("the scheduler no longer answers")
 
     watched.watch._identities = silent
     clock.now += 1.5

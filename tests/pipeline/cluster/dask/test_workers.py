@@ -135,7 +135,7 @@ def test_a_scheduler_that_goes_away_leaves_a_job_to_resume(folder, scheduler, mi
         process.kill()
         _, err = command.communicate(timeout=60)
     assert command.returncode == 1
-    assert err.startswith(f"millrace: the scheduler {address} went away: see its log, and start it again; ")
+    assert err.startswith(f"millrace: the scheduler {address} no longer answers: see its log, and start it again; ")
     assert err.endswith("chunks kept: continue with --resume\n")
     code, _, err = millrace(*smooth("out.npy", "--resume"))
     assert (code, err) == (0, "")
@@ -155,7 +155,7 @@ def test_a_worker_whose_scheduler_goes_away_says_so(tmp_path, number, moment):
         process.send_signal(number)
         _, err = worker.communicate(timeout=60)
     assert worker.returncode == 1
-    assert err.endswith(f"millrace: {address}: the scheduler went away; start it, then this again\n")
+    assert err.endswith(f"millrace: {address}: the scheduler no longer answers; start it, then this again\n")
     assert "Traceback" not in err
 
 
@@ -170,7 +170,7 @@ def drop_workers(client):
 @pytest.mark.parametrize(
     ("lose", "code", "last"),
     [
-        (drop_workers, 1, "the scheduler went away, and is back; start this again"),
+        (drop_workers, 1, "the connection to the scheduler was lost; start this again"),
         (lambda client: client.retire_workers(), 0, "closed."),
     ],
     ids=["lost", "let go"],

@@ -255,7 +255,7 @@ def test_where_jobs_run_in_the_service_it_is_the_worker():
 
 def test_no_worker_is_there_where_no_scheduler_answers():
     def silent():
-        raise ClusterError("the scheduler went away")
+        raise ClusterError("the scheduler no longer answers")
 
     with watched(SimpleNamespace(identities=silent, devices={})) as states:
         assert states() == []

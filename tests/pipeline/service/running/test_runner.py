@@ -251,7 +251,7 @@ def test_a_failure_of_ours_is_tried_again_and_finished_chunks_are_kept(service, 
             end = time.monotonic() + WAIT_S
             while not list(data.glob("*.ledger/chunks-*")) and time.monotonic() < end:
                 time.sleep(0.005)
-            raise ClusterError("the scheduler went away")
+            raise ClusterError("the scheduler no longer answers")
 
     streams.on_chunk = fail
     service.runner()
@@ -643,7 +643,7 @@ def test_what_a_failed_job_keeps_outlives_one_that_is_cancelled_as_it_waits(serv
         end = time.monotonic() + WAIT_S
         while not list(data.glob("*.ledger/chunks-*")) and time.monotonic() < end:
             time.sleep(0.005)
-        raise ClusterError("the scheduler went away")
+        raise ClusterError("the scheduler no longer answers")
 
     streams.on_chunk = fail
     runner = service.runner(jobs_at_once=1)
@@ -768,7 +768,7 @@ def test_what_another_job_left_is_no_hindrance(service, streams, data):
         end = time.monotonic() + WAIT_S
         while not list(data.glob("*.ledger/chunks-*")) and time.monotonic() < end:
             time.sleep(0.005)
-        raise ClusterError("the scheduler went away")
+        raise ClusterError("the scheduler no longer answers")
 
     streams.on_chunk = fail
     service.runner()

@@ -2,7 +2,7 @@
 // in direct_tiles, which reads the caller's. Floor: points × atoms inverse roots, 16 per clock and multiprocessor.
 #pragma once
 
-#include "terms.cuh"
+#include "cuda/terms.cuh"
 
 struct Points {
     double origin[3], step[3];  // angstrom; origin of the whole grid

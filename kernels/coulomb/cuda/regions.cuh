@@ -4,8 +4,8 @@
 // Atoms: float4 (x, y, z from the grid's origin, charge from prepared_charge), lengths in units of the cutoff.
 #pragma once
 
-#include "cells.cuh"
-#include "terms.cuh"
+#include "cuda/cells.cuh"
+#include "cuda/terms.cuh"
 
 constexpr int REGION = 8, REGION_THREADS = 128, REGION_EACH = 4;
 constexpr int SLOTS = 8;  // atoms per bin

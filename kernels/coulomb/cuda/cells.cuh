@@ -4,8 +4,8 @@
 // The result is therefore the same in every run, and for every part of a grid.
 #pragma once
 
-#include "direct.cuh"
-#include "terms.cuh"
+#include "cuda/direct.cuh"
+#include "cuda/terms.cuh"
 
 struct Cells {
     double origin[3];                // of the whole grid, angstrom

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from kernels.coulomb import tuning
 from kernels.coulomb.cells import Cells, cells_around
-from kernels.coulomb.cpu_sums import Block, Lattice, cutoff_block, direct_block, exclude
-from kernels.coulomb.cpu_terms import LANES
+from kernels.coulomb.cpu.sums import Block, Lattice, cutoff_block, direct_block, exclude
+from kernels.coulomb.cpu.terms import LANES
 from kernels.coulomb.geometry import (
     SCHEMES,
     SOFTENING_ANGSTROM,

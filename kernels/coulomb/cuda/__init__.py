@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 
 from kernels.coulomb.cells import Cells, cells_around
-from kernels.coulomb.geometry import SCHEMES, Cell, Grid, Scheme, images, reach_box
-from kernels.coulomb.structs import (
+from kernels.coulomb.cuda.structs import (
     CONSTANT_ATOMS,
     AtomChunk,
     CellsStruct,
@@ -23,6 +22,7 @@ from kernels.coulomb.structs import (
     in_cutoffs,
     points_struct,
 )
+from kernels.coulomb.geometry import SCHEMES, Cell, Grid, Scheme, images, reach_box
 from kernels.coulomb.tuning import CUBES, OVERFLOW_BLOCKS, SLICES, THREADS
 from kernels.runtime.ladder import Variant
 from kernels.runtime.launch import blocks_of, kernel, on_stream

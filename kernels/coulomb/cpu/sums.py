@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kernels.coulomb.cpu_terms import LANES, add_row
+from kernels.coulomb.cpu.terms import LANES, add_row
 from kernels.runtime.compiled import compiled
 
 BATCH = 64  # atoms of the direct sum added in float32 before the float64 total

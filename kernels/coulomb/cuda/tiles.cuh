@@ -9,8 +9,8 @@
 // grid's origin, and a tile visits the same complete cells whichever part of the grid is computed.
 #pragma once
 
-#include "cells.cuh"
-#include "terms.cuh"
+#include "cuda/cells.cuh"
+#include "cuda/terms.cuh"
 
 constexpr int WARPS = 4, RESIDENT = 32;  // of a block: 2 × 2 tiles, neighbours in x and y; of a multiprocessor
 constexpr int TILE = 4;  // points of a half along each axis
