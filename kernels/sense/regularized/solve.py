@@ -55,8 +55,9 @@ def regularized_sense(
     if len(unit.penalties) == 1 and unit.penalties[0].simple:
         if largest is None and resumption is not None and resumption.saved and "numbers" in resumption.saved:
             largest = 1.0  # the saved state has a better one
-        bound = largest_eigenvalue(unit.normal, unit.right) if largest is None else largest
-        solver = Fista(unit, bound, tolerance)
+        if largest is None:
+            largest = largest_eigenvalue(unit.normal, unit.right, capture=unit.capture)
+        solver = Fista(unit, largest, tolerance)
     else:
         solver = Admm(unit, steps_for(unit, agreed))
     status = iterate(
