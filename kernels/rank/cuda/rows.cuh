@@ -1,235 +1,186 @@
-// The rows of one tile of columns and one band, loaded with what the border modes put beyond the edges, and stored. Part of
-// rank.cu.
+// Medians of 3 × 3, in one pass down rows of registers. Part of rank.cu.
 //
-// Every other band goes upwards, so that neighbours read the rows that both need at the same time. Columns beyond an edge
-// are those of others: their results down the columns are taken from shared memory (`completed`), if the border mode names
-// columns of the tile; else each sample is loaded from where it lies (`gathered`).
+// A lane has 16 bytes of each row, and goes down the rows of a strip, two results of each column at a time. Samples stay in
+// words as they lie in memory, two halves that are compared at once; bytes are compared in the upper halves of halves. The
+// samples at both sides come from the next lanes, and one more word holds both, so that columns of all are sorted alike:
+//
+//      rows 0 1 2 3          1 and 2 are sorted for both results; 0 joins them for the first, 3 for the second
+//      columns of a result   largest of the three least, middle of the middles, smallest of the largest: the middle of these
+//
+// 20 minima or maxima and moves a word of two results. Rows of the next two results are on their way meanwhile; lanes wait
+// for their neighbours alone, as they exchange samples.
+//
+// Floors of N samples of b bytes: 2 N b bytes of memory; 12 instructions a result of two lanes, of 64 a multiprocessor and
+// cycle: 50 us of 8192 x 8192 on an H200, where 2 N b bytes of 16-bit samples take 64.
 #pragma once
 
-#include "vectors.cuh"
+#include "gather.cuh"
+#include "networks.cuh"
+#include "opaque.cuh"
 
-struct BoxTask {
-    long long planes, in_plane, out_plane;  // samples from plane to plane
-    long long image_plane, image_pitch;     // and from row to row, of an image that is subtracted
-    int in_pitch, out_pitch;                // samples from row to row
-    int columns, out_columns;
-    int tile;                          // results of a tile
-    int rows, out_rows, tiles, bands;  // bands of each phase
-    int band;                          // rows of results of a band
-    int first_y, first_x, mode_y, mode_x;
-    int taps_y, taps_x, step, pair;
-    int slots;  // of a ring
-    int is_first, is_last, omit_nan, has_nodata;
-    int aligned_in, aligned_out;
-    int subtracts;  // 1: the results from an image, 2: an image from the results
+constexpr int ROWS_WARPS = 4;
+
+struct RowsTask {
+    long long planes;
+    int rows, columns, out_rows, first_y, mode_y, mode_x;
+    int strip, strips, across;  // rows of a strip, an even number; strips of a plane; warps of a row
 };
 
-// The vector at x of a line, of samples from beyond its ends. `from` holds where each comes from, a negative one from outside.
+// Samples of 16 bytes as the halves of words, in two sets for bytes: of these the even ones come first.
 template <typename Sample>
-__device__ __noinline__ Vector<Sample> gathered(const Sample* line, const int* from, Sample cval) {
-    Vector<Sample> found;
-#pragma unroll
-    for (int k = 0; k < Vector<Sample>::WORDS; ++k) {
-        Word<Sample> word = 0;
-#pragma unroll
-        for (int i = SAMPLES_A_WORD<Sample> - 1; i >= 0; --i) {
-            const int at = from[(k * SAMPLES_A_WORD<Sample> + i) * blockDim.x];
-            if constexpr (SAMPLES_A_WORD<Sample> > 1) word <<= 8 * sizeof(Sample);
-            word |= bits_of(at < 0 ? cval : line[at]);
-        }
-        found.word[k] = word;
-    }
-    return found;
+struct Halves {
+    static constexpr bool BYTES = sizeof(Sample) == 1;
+    static constexpr int WORDS = BYTES ? 8 : 4;
+    Two word[WORDS], ends;  // ends: the samples before and after
+};
+
+template <typename Sample>
+__device__ inline Two low_of(Two a, Two b) {
+    if constexpr (same<Sample, short>) return {__vmins2(a.bits, b.bits)};
+    else return low(a, b);
+}
+template <typename Sample>
+__device__ inline Two high_of(Two a, Two b) {
+    if constexpr (same<Sample, short>) return {__vmaxs2(a.bits, b.bits)};
+    else return high(a, b);
 }
 
-// The vector at x of a row of results, whose samples from beyond the ends come from others of the row in shared memory.
+// The upper half of a, then the lower one of b.
+__device__ inline Two between(Two a, Two b) { return {__byte_perm(a.bits, b.bits, 0x5432)}; }
+
 template <typename Sample>
-__device__ __noinline__ Vector<Sample> completed(Vector<Sample> own, const Vector<Sample>* row, const int* from, int x, int columns,
-                                                 long long base, Word<Sample> beyond) {
-    constexpr int EACH = SAMPLES_A_WORD<Sample>;
-#pragma unroll
-    for (int k = 0; k < Vector<Sample>::WORDS; ++k) {
-#pragma unroll
-        for (int i = 0; i < EACH; ++i) {
-            const int at = x + k * EACH + i, source = from[(k * EACH + i) * blockDim.x];
-            const long long place = source - base;
-            if ((at >= 0 && at < columns) || (source >= 0 && (place < 0 || place >= blockDim.x * Vector<Sample>::SAMPLES))) continue;
-            if constexpr (EACH == 1) {
-                own.word[k] = source < 0 ? beyond : reinterpret_cast<const Word<Sample>*>(row)[place];
-            } else {
-                const int by = i * 8 * static_cast<int>(sizeof(Sample));
-                const Word<Sample> bits = source < 0 ? beyond : bits_of(reinterpret_cast<const Sample*>(row)[place]);
-                own.word[k] = (own.word[k] & ~(((1u << 8 * sizeof(Sample)) - 1) << by)) | bits << by;
-            }
-        }
-    }
-    return own;
+__device__ inline Two middle_of(Two a, Two b, Two c) {
+    return high_of<Sample>(low_of<Sample>(a, b), low_of<Sample>(high_of<Sample>(a, b), c));
 }
 
-// The samples of a line from `at` on, of which some may lie beyond its ends.
-template <typename Sample>
-__device__ __noinline__ Vector<Sample> some_of(const Sample* line, long long at, long long count) {
-    constexpr int EACH = SAMPLES_A_WORD<Sample>;
-    Vector<Sample> found = {};
+// Calls use(word, left, right, k) for every word k and those of the samples to its sides.
+template <typename Sample, typename Use>
+__device__ inline void with_sides(const Halves<Sample> x, Use use) {
+    const Two first = {x.ends.bits << 16};
+    if constexpr (Halves<Sample>::BYTES) {
+        // Samples 4 k and 4 k + 2, and 4 k + 1 and 4 k + 3.
+        const Two last = {x.ends.bits >> 16};
 #pragma unroll
-    for (int k = 0; k < Vector<Sample>::WORDS; ++k) {
+        for (int k = 0; k < 4; ++k) {
+            const Two even = x.word[k], odd = x.word[4 + k];
+            use(even, between(k == 0 ? first : x.word[k + 3], odd), odd, k);
+            use(odd, even, between(even, k == 3 ? last : x.word[k + 1]), 4 + k);
+        }
+    } else {
+        Two left = between(first, x.word[0]);
 #pragma unroll
-        for (int i = EACH - 1; i >= 0; --i) {
-            const long long each = at + k * EACH + i;
-            if constexpr (EACH > 1) found.word[k] <<= 8 * sizeof(Sample);
-            if (each >= 0 && each < count) found.word[k] |= bits_of(line[each]);
+        for (int k = 0; k < 4; ++k) {
+            const Two right = k == 3 ? Two{__byte_perm(x.word[3].bits, x.ends.bits, 0x7632)} : between(x.word[k], x.word[k + 1]);
+            use(x.word[k], left, right, k);
+            left = right;
         }
     }
-    return found;
 }
 
-// a - b, which saturates; nodata where either is missing.
+// median_rows: a warp a strip. Rows are multiples of 16 bytes, aligned, and results lie at their centres; no warp has one
+// lane alone. So many blocks a multiprocessor hide the time that loads take.
 template <typename Sample>
-__device__ inline Vector<Sample> difference(const Vector<Sample>& a, const Vector<Sample>& b, int has_nodata, Sample nodata) {
-    Vector<Sample> found;
-#pragma unroll
-    for (int k = 0; k < Vector<Sample>::WORDS; ++k) {
-        if constexpr (SAMPLES_A_WORD<Sample> == 1) {
-            const Sample one = sample_in<Sample>(a.word[k], 0), other = sample_in<Sample>(b.word[k], 0);
-            found.word[k] = bits_of(has_nodata && (one == nodata || other == nodata) ? nodata : one - other);
-        } else if constexpr (same<Sample, short>) {
-            found.word[k] = __vsubss2(a.word[k], b.word[k]);
-        } else {
-            found.word[k] = a.word[k] - extreme<Sample, true>(a.word[k], b.word[k]);  // no sample borrows
-        }
-    }
-    return found;
-}
-
-template <typename Sample>
-struct Band {
-    static constexpr int SAMPLES = Vector<Sample>::SAMPLES, WORDS = Vector<Sample>::WORDS;
-    const BoxTask& task;
-    const Sample *in, *image;  // of this plane
-    Sample* out;
-    int total;             // rows to read
-    int in_y, out_y, on;   // of the first row, and of the result whose window ends in it; steps from row to row
-    int c0, base, x;  // the tile's first result; the places where the threads' vectors, and this thread's, begin
-    int ahead;        // samples from `base` to the window of result c0
-    bool is_inside, is_idle, is_edge, is_plain, is_far;
-    bool gathers = false, fills = false;  // for all threads
-
-    // Block `rest` of the launch, whose `threads` hold a vector each. `from` gets the columns of samples beyond the edges.
-    __device__ Band(const Sample* in, Sample* out, const Sample* image, const BoxTask& task, unsigned rest, int thread,
-                    int threads, int* from)
-        : task(task), in(in), image(image), out(out) {
-        const int tile = rest % task.tiles;
-        rest /= task.tiles;
-        const int phase = rest % task.step;
-        rest /= task.step;
-        const int number = rest % task.bands, y0 = number * task.band;
-        const long long plane = rest / task.bands;
-        const int y1 = min(y0 + task.band, (task.out_rows - phase + task.step - 1) / task.step);
-        total = y0 < y1 ? y1 - y0 + task.taps_y - 1 : 0;
-        this->in += plane * task.in_plane, this->out += plane * task.out_plane;
-        if (task.subtracts) this->image += plane * task.image_plane;
-        const bool upwards = number % 2 == 1;
-        on = upwards ? -task.step : task.step;
-        in_y = task.first_y + phase + (upwards ? y0 + total - 1 : y0) * task.step;
-        out_y = phase + (upwards ? y1 - 1 : y0) * task.step - (task.taps_y - 1) * on;
-
-        // Vectors of results begin at up to `slack` samples before the tile.
-        c0 = tile * task.tile;
-        base = (c0 + task.first_x - (task.aligned_out ? 0 : SAMPLES - 1)) & ~(SAMPLES - 1);
-        x = base + thread * SAMPLES;
-        ahead = c0 + task.first_x - base;
-        const int tile_end = min(c0 + task.tile, task.out_columns);
-        const int end = tile_end + task.first_x + task.taps_x - 1;  // of what is needed
-        is_inside = x >= 0 && x + SAMPLES <= task.columns, is_idle = x >= end, is_edge = !is_inside && !is_idle;
-        is_plain = is_inside && !is_idle && task.aligned_in && task.pair == 0;
-        is_far = false;
-        if (is_edge) {
-            for (int i = 0; i < SAMPLES; ++i) {
-                const int at = x + i, source = border_index(at, task.columns, task.mode_x);
-                from[i * threads] = source;
-                const bool is_needed = at >= c0 + task.first_x && at < end && source >= 0;
-                if (task.columns < SAMPLES || (is_needed && (source < base || source >= min(base + threads * SAMPLES, end))))
-                    is_far = true;
-            }
-        }
-        needs_columns = base < 0 || end > task.columns;
-    }
-
-    // With what all threads found: whether any is far.
-    __device__ void settle(bool is_any_far) { gathers = is_any_far, fills = !gathers && needs_columns; }
-
-    // Rows n … of the band.
-    template <bool LEAST, int ROWS>
-    __device__ inline void fetch(Vector<Sample> (&row)[ROWS], int n, const int* from, Sample cval) const {
-        const int first = in_y + n * on, last = first + (ROWS - 1) * on;
-        if (is_plain && min(first, last) >= 0 && max(first, last) < task.rows) {
-            const Sample* line = in + first * static_cast<long long>(task.in_pitch) + x;
-            const long long stride = on * static_cast<long long>(task.in_pitch);
-#pragma unroll
-            for (int j = 0; j < ROWS; ++j) row[j] = loaded_vector<Sample>(line + j * stride);
-            return;
-        }
-        long long place[ROWS];
-#pragma unroll
-        for (int j = 0; j < ROWS; ++j) {
-            int y = first + j * on;
-            if (y < 0 || y >= task.rows) y = index_beyond(y, task.rows, task.mode_y);
-            place[j] = is_idle || y < 0 ? -1 : y * static_cast<long long>(task.in_pitch);
-            row[j] = splat<Sample>(filled(cval));
-        }
-#pragma unroll
-        for (int j = 0; j < ROWS; ++j) {
-            if (place[j] < 0) continue;
-            const Sample* line = in + place[j];
-            if (is_inside) {
-                row[j] = task.aligned_in ? loaded_vector<Sample>(line + x)
-                                         : vector_at(line + x, place[j] < (task.rows - 1ll) * task.in_pitch);
-                if (task.pair > 0 && x + task.pair + SAMPLES <= task.columns)
-                    row[j] = extreme<LEAST>(row[j], loaded_vector<Sample>(line + x + task.pair));
-            } else if (gathers) {
-                row[j] = gathered(line, from, cval);
-            } else if (x >= 0 && x < task.columns) {  // the row ends within the vector
-                const Vector<Sample> last = vector_at(line + task.columns - SAMPLES, false);
-                row[j] = shifted(last, last, x + SAMPLES - task.columns);
-            }
-        }
-    }
-
-    // Of the results whose windows end in row n: where the thread's vector begins, `before` samples before its own columns, so
-    // that it is stored whole.
-    struct Results {
-        Sample* target;
-        int y, place, before;
-        bool is_whole;
+__global__ void __launch_bounds__(32 * ROWS_WARPS, Halves<Sample>::BYTES ? 5 : 8) median_rows(
+    const Sample* __restrict__ in, Sample* __restrict__ out, const __grid_constant__ RowsTask task, Sample cval) {
+    using Row = Halves<Sample>;
+    constexpr int SAMPLES = 16 / sizeof(Sample), WORDS = Row::WORDS;
+    struct Raw {
+        uint4 samples;
+        Sample edge;
     };
-    __device__ inline Results results(int n, int thread) const {
-        const int y = out_y + n * on;
-        Sample* first = out + (y * static_cast<long long>(task.out_pitch) + c0);
-        const int before = static_cast<unsigned>(reinterpret_cast<unsigned long long>(first)) % 16 / sizeof(Sample);
-        const int place = c0 + thread * SAMPLES - before;
-        return {first + (thread * SAMPLES - before), y, place, before, place >= 0 && place + SAMPLES <= task.out_columns};
-    }
-
-    // The vector of the image that results are subtracted from, or that is subtracted from them.
-    __device__ inline Vector<Sample> image_at(const Results& to) const {
-        const Sample* other = image + to.y * task.image_pitch;
-        if (to.is_whole)
-            return vector_at(other + to.place, to.place + 2 * SAMPLES <= task.out_columns);
-        return some_of(other, to.place, task.out_columns);
-    }
-
-    __device__ inline void store(const Results& to, Vector<Sample> found, const Vector<Sample>& theirs, Sample nodata) const {
-        if (task.subtracts == 1) found = difference(theirs, found, task.has_nodata, nodata);
-        if (task.subtracts == 2) found = difference(found, theirs, task.has_nodata, nodata);
-        if (to.is_whole) {
-            store_vector(to.target, found);
-        } else {
-#pragma unroll
-            for (int k = 0; k < WORDS; ++k)
-                store_some<Sample>(to.target - to.place, to.place + k * SAMPLES_A_WORD<Sample>, found.word[k], 0, task.out_columns);
+    const int lane = threadIdx.x;
+    long long rest = blockIdx.x * static_cast<long long>(blockDim.y) + threadIdx.y;
+    if (rest >= task.planes * task.strips * task.across) return;
+    const int x = (static_cast<int>(rest % task.across) * 32 + lane) * SAMPLES;
+    rest /= task.across;
+    const int y0 = static_cast<int>(rest % task.strips) * task.strip, y1 = min(y0 + task.strip, task.out_rows);
+    const bool is_held = x < task.columns, is_last = is_held && (lane == 31 || x + SAMPLES >= task.columns);
+    // The sample beside the warp's, to the left of its first lane and to the right of its last, which is another.
+    const int side = border_index(lane == 0 ? x - 1 : x + SAMPLES, task.columns, task.mode_x);
+    const bool loads_edge = (lane == 0 || is_last) && side >= 0;
+    in += rest / task.strips * task.rows * task.columns;
+    const int pitch = task.columns * static_cast<int>(sizeof(Sample));
+    const char* const own = opaque(reinterpret_cast<const char*>(in + x));
+    const char* const beside = opaque(reinterpret_cast<const char*>(in + side));
+    char* target = reinterpret_cast<char*>(out + (rest / task.strips * task.out_rows + y0) * task.columns + x);
+    const unsigned beyond = static_cast<unsigned>(cval) & ((1u << 8 * sizeof(Sample)) - 1);
+    const auto fetch = [&](int y) {
+        const int from_y = border_index(y + task.first_y, task.rows, task.mode_y);
+        Raw raw;
+        if (from_y < 0) {
+            const unsigned word = beyond * (sizeof(Sample) == 1 ? 0x01010101u : 0x00010001u);
+            raw.samples = {word, word, word, word};
+            raw.edge = cval;
+            return raw;
         }
+        const long long from = static_cast<long long>(from_y) * pitch;
+        if (is_held) raw.samples = *reinterpret_cast<const uint4*>(own + from);
+        if (loads_edge) raw.edge = *reinterpret_cast<const Sample*>(beside + from);
+        return raw;
+    };
+    const auto row_of = [&](const Raw& raw) {
+        const unsigned words[4] = {raw.samples.x, raw.samples.y, raw.samples.z, raw.samples.w};
+        unsigned first = __shfl_up_sync(~0u, words[3], 1), last = __shfl_down_sync(~0u, words[0], 1);
+        constexpr int BITS = 8 * sizeof(Sample);
+        const unsigned edge = static_cast<unsigned>(loads_edge ? raw.edge : cval);
+        if (lane == 0) first = edge << (32 - BITS);
+        if (is_last) last = edge;
+        Row row;
+#pragma unroll
+        for (int k = 0; k < 4; ++k) {
+            if constexpr (Row::BYTES) row.word[k] = {words[k] << 8}, row.word[4 + k] = {words[k]};
+            else row.word[k] = {words[k]};
+        }
+        // Bytes: the upper ones of the halves.
+        row.ends = {__byte_perm(first, last, Row::BYTES ? 0x4030 : 0x5432)};
+        return row;
+    };
+    const auto store = [&](char* to, const Row& row) {
+        uint4 found;
+        unsigned* words = &found.x;
+#pragma unroll
+        for (int k = 0; k < 4; ++k)
+            words[k] = Row::BYTES ? __byte_perm(row.word[k % WORDS].bits, row.word[(4 + k) % WORDS].bits, 0x7351) : row.word[k].bits;
+        *reinterpret_cast<uint4*>(to) = found;
+    };
+    // Of columns of which two samples are sorted, and the third: both ends of the word are columns as well.
+    const auto medians = [&](const Row& lower, const Row& upper, const Row& third) {
+        Row least, middle, most, found;
+        const auto column = [&](Two a, Two b, Two c, Two& x, Two& y, Two& z) {
+            x = low_of<Sample>(a, c);
+            y = high_of<Sample>(a, low_of<Sample>(b, c));
+            z = high_of<Sample>(b, c);
+        };
+#pragma unroll
+        for (int k = 0; k < WORDS; ++k)
+            column(lower.word[k], upper.word[k], third.word[k], least.word[k], middle.word[k], most.word[k]);
+        column(lower.ends, upper.ends, third.ends, least.ends, middle.ends, most.ends);
+        with_sides(least, [&](Two a, Two b, Two c, int k) { least.word[k] = high_of<Sample>(high_of<Sample>(a, b), c); });
+        with_sides(middle, [&](Two a, Two b, Two c, int k) { middle.word[k] = middle_of<Sample>(a, b, c); });
+        with_sides(most, [&](Two a, Two b, Two c, int k) { most.word[k] = low_of<Sample>(low_of<Sample>(a, b), c); });
+#pragma unroll
+        for (int k = 0; k < WORDS; ++k)
+            found.word[k] = middle_of<Sample>(least.word[k], middle.word[k], most.word[k]);
+        return found;
+    };
+    Row first = row_of(fetch(y0)), second = row_of(fetch(y0 + 1));
+    Raw third_raw = fetch(y0 + 2), fourth_raw = fetch(y0 + 3);
+#pragma unroll 1
+    for (int y = y0; y < y1; y += 2) {
+        const Row third = row_of(third_raw), fourth = row_of(fourth_raw);
+        third_raw = fetch(y + 4);
+        fourth_raw = fetch(y + 5);
+        Row lower, upper;
+#pragma unroll
+        for (int k = 0; k < WORDS; ++k)
+            lower.word[k] = low_of<Sample>(second.word[k], third.word[k]), upper.word[k] = high_of<Sample>(second.word[k], third.word[k]);
+        lower.ends = low_of<Sample>(second.ends, third.ends);
+        upper.ends = high_of<Sample>(second.ends, third.ends);
+        const Row one = medians(lower, upper, first), two = medians(lower, upper, fourth);
+        if (is_held) store(target, one);
+        if (is_held && y + 1 < y1) store(target + pitch, two);
+        target += 2ll * pitch;
+        first = third;
+        second = fourth;
     }
-
-  private:
-    bool needs_columns;
-};
+}

@@ -2,7 +2,7 @@
 // vectors at any address. Part of rank.cu.
 #pragma once
 
-#include "extremes.cuh"
+#include "cuda/extremes/words.cuh"
 
 template <typename Sample>
 struct __align__(16) Vector {

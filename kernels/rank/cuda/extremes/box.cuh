@@ -32,7 +32,7 @@
 // and cycle: 40 us of 8192 x 8192 on an H200, where 2 N b bytes take 65.
 #pragma once
 
-#include "rows.cuh"
+#include "cuda/extremes/rows.cuh"
 
 constexpr int BOX_THREADS = 256;
 

@@ -1,4 +1,4 @@
-"""Minima and maxima of boxes: passes, arguments and launches of box.cuh, and of extremes.cuh for rows with channels."""
+"""Minima and maxima of boxes: passes, arguments and launches of box.cuh, and of words.cuh for rows with channels."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ENTRIES = tuple(
     for name in ("uint8", "uint16", "int16", "float32")
     for least in ("true", "false")
 )
-ROW_THREADS, ROW_WORDS = 256, 16  # of extremes.cuh
+ROW_THREADS, ROW_WORDS = 256, 16  # of words.cuh
 BOX_THREADS = 256  # of box.cuh
 BLOCKS = {4: 3, 8: 2}  # of a multiprocessor, by the rows of a group
 STRIP_THREADS, STRIP_BLOCKS, AHEAD = 32, 24, 4  # of strip.cuh: threads, blocks of a multiprocessor, rows on their way
@@ -46,7 +46,7 @@ MAX_LENGTH = 1 << 30  # of an axis, and of the samples inside one: positions hav
 
 
 class ExtremesTask(ctypes.Structure):
-    """struct ExtremesTask of extremes.cuh."""
+    """struct ExtremesTask of words.cuh."""
 
     _fields_ = (
         *((name, ctypes.c_longlong) for name in ("planes", "inner", "pieces")),

@@ -18,7 +18,7 @@
 #pragma once
 
 #include "async_copy.cuh"
-#include "rows.cuh"
+#include "cuda/extremes/rows.cuh"
 
 constexpr int STRIP_BLOCKS = 24;  // of a multiprocessor
 constexpr int AHEAD = 4;          // rows on their way
