@@ -1,7 +1,7 @@
 // Minima and maxima of boxes, a warp by itself for each strip of columns. Part of rank.cu.
 //
-// A thread has 16 bytes of each row. A warp goes down a band of rows of one strip (rows.cuh), a row at a time: its instructions
-// are few enough to stay in a multiprocessor's instruction caches, which larger steps do not (they take a third longer).
+// A thread has 16 bytes of each row. A warp goes down a band of rows of one strip (rows.cuh), ROWS at a time: the instructions of
+// one or two stay in the caches, those of four or eight do not. Two wait less for each other's results.
 //
 //   copies             the rows that come next are on their way to the ring
 //        |  each thread waits for its own copies
