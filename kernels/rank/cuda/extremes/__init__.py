@@ -1,4 +1,4 @@
-"""Minima and maxima of boxes: passes, arguments and launches of box.cuh, and of words.cuh for rows with channels."""
+"""Minima and maxima of boxes: passes, arguments and launches of strip.cuh, box.cuh and, for rows with channels, words.cuh."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kernels.rank.task import Axis, Difference, Task
 from kernels.runtime.launch import kernel, multiprocessors, shared_bytes_a_multiprocessor
 from kernels.smoothing.borders import MODES
 
-STRIP_GROUP = 2  # rows that strip.cuh takes at a time
+STRIP_GROUP = 2  # rows that a warp of strip.cuh takes at a time
 ENTRIES = tuple(
     f"{name}<{c_type}, {least}{rows}>"
     for name, rows in (
