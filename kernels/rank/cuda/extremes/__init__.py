@@ -1,4 +1,4 @@
-"""Minima and maxima of boxes: passes, arguments and launches of strip.cuh, box.cuh and, for rows with channels, words.cuh."""
+"""Minima and maxima of boxes: passes and launches of strip.cuh, box.cuh and, for rows with channels, words.cuh."""
 
 from __future__ import annotations
 
