@@ -114,8 +114,8 @@ __global__ void __launch_bounds__(32 * ROWS_WARPS, Halves<Sample>::BYTES ? 5 : 8
             return raw;
         }
         const long long from = static_cast<long long>(from_y) * pitch;
-        if (is_held) raw.samples = *reinterpret_cast<const uint4*>(own + from);
-        if (loads_edge) raw.edge = *reinterpret_cast<const Sample*>(beside + from);
+        if (is_held) raw.samples = __ldg(reinterpret_cast<const uint4*>(own + from));
+        if (loads_edge) raw.edge = __ldg(reinterpret_cast<const Sample*>(beside + from));
         return raw;
     };
     const auto row_of = [&](const Raw& raw) {
