@@ -193,12 +193,11 @@ struct Sums {
 
 __device__ inline uint4 plus(uint4 a, uint4 b) { return {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w}; }
 
-// rank_columns: one block a tile. QUADS: as in the task, or 0 for any. SMALL: windows have less than 256 samples. WORDS: a
-// quarter of a bin's places.
-template <typename Sample, int QUADS, bool SMALL, int WORDS>
+// rank_columns: one block a tile. QUADS: as in the task, or 0 for any. SMALL: windows have less than 256 samples.
+template <typename Sample, int QUADS, bool SMALL>
 __global__ void __launch_bounds__(COLUMN_THREADS) rank_columns(
     const Sample* __restrict__ in, Sample* __restrict__ out, const __grid_constant__ ColumnsTask task, Sample cval) {
-    constexpr int WIDTH = 4 * WORDS;
+    constexpr int WORDS = SMALL ? 4 : 8, WIDTH = 4 * WORDS;  // a bin's places
     extern __shared__ __align__(16) unsigned char memory[];
     const int thread = threadIdx.x;
     const int columns = task.tile_x + task.taps_x - 1, rows = task.tile_y + task.taps_y - 1, total = rows * columns;
