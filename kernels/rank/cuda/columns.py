@@ -110,7 +110,7 @@ def _tile(taps_y: int, taps_x: int, out_rows: int, out_columns: int, itemsize: i
 
 
 def _cost(rows: int, columns: int, tile_y: int, tile_x: int, words: int, blocks: int) -> float:
-    """Cycles of a multiprocessor a result: chooses the best of the tiles that were measured on an H100, for 9 to 31 rows."""
+    """Cycles of a multiprocessor a result: fits the best tiles that an H100 measured, for windows of 9 to 31 rows."""
     warps, rounds = blocks_of(columns, 32), rows * columns / 32
     issued = rounds * 120 + warps * (rows + tile_y) * 20 + tile_y * tile_x / 32 * (150 + 20 * words)
     alone = rounds * 150 + rows * 300 + tile_y * 1000  # of a block that has a multiprocessor to itself
