@@ -200,8 +200,8 @@ struct Sums {
 
 __device__ inline uint4 plus(uint4 a, uint4 b) { return {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w}; }
 
-// rank_columns: one block a tile. QUADS: as in the task, or 0 for any. SMALL: windows have less than 256 samples.
-template <typename Sample, int QUADS, bool SMALL>
+// rank_columns: one block a tile. SMALL: windows have less than 256 samples.
+template <typename Sample, bool SMALL>
 __global__ void __launch_bounds__(COLUMN_THREADS) rank_columns(
     const Sample* __restrict__ in, Sample* __restrict__ out, const __grid_constant__ ColumnsTask task, Sample cval) {
     constexpr int WORDS = SMALL ? 4 : 8, WIDTH = 4 * WORDS;  // a bin's places
@@ -302,7 +302,7 @@ __global__ void __launch_bounds__(COLUMN_THREADS) rank_columns(
 
     // Where the counts of this thread's window are: `quads` by four from the first on, and up to six more.
     constexpr int MOST_PIECES = 6;
-    const int quads = QUADS > 0 ? QUADS : task.quads;
+    const int quads = task.quads;
     const int first_four = (thread + 3) / 4, left = 4 * first_four - thread, whole = (task.taps_x - left) / 4;
     const uint4* by_four = reinterpret_cast<const uint4*>(counts + (columns + first_four) * COLUMN_BYTES);
     const uint4* piece[MOST_PIECES];
@@ -315,7 +315,7 @@ __global__ void __launch_bounds__(COLUMN_THREADS) rank_columns(
                                                          : columns + fours;
         piece[j] = reinterpret_cast<const uint4*>(counts + at * COLUMN_BYTES);
     }
-    const bool is_odd = QUADS > 0 || task.taps_x % 4 == 3;  // three pieces are all
+    const bool is_odd = task.taps_x % 4 == 3;  // three pieces are all
     const auto sum = [&](int vector) {
         Sums<SMALL> sums;
         if constexpr (SMALL) {

@@ -23,11 +23,7 @@ WIDTHS = (96, 64, 32)  # results of a tile along a line
 SHARED_BYTES = 227 << 10
 MAX_BLOCKS = (1 << 31) - 1
 _NAMES = {name: C_TYPES[name] for name in ("uint8", "uint16", "int16")}
-ENTRIES = tuple(
-    f"rank_columns<{name}, {quads}, {small}>"
-    for name in _NAMES.values()
-    for quads, small in ((0, "true"), (0, "false"), (7, "false"))
-)
+ENTRIES = tuple(f"rank_columns<{name}, {small}>" for name in _NAMES.values() for small in ("true", "false"))
 
 
 class ColumnsTask(ctypes.Structure):
@@ -66,10 +62,9 @@ def run(image: Any, task: Task, out: Any, stream: Any) -> None:
         tiles_y=tiles_y, tiles_x=tiles_x, quads=quads, rank=int(task.rank.of(task.samples)),
     )  # fmt: skip
     small = task.samples <= SMALL
-    fixed = 7 if columns.taps == 31 and not small else 0
     name = _NAMES[task.dtype.name]
     shared_bytes = _shared_bytes(rows.taps, columns.taps, tile_y, tile_x, task.dtype.itemsize)
-    found = kernel("rank", f"rank_columns<{name}, {fixed}, {'true' if small else 'false'}>")
+    found = kernel("rank", f"rank_columns<{name}, {'true' if small else 'false'}>")
     found.grant(shared_bytes + STATIC_BYTES)
     found.launch(
         (task.planes * planes.length * task.inner * tiles_y * tiles_x,), (THREADS,),
