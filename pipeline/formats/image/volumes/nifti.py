@@ -288,6 +288,7 @@ def _described(
     sizes = dict(zip(_LETTERS, np.abs(record["pixdim"][1:6]).tolist(), strict=True))
     steps = {letter: known_step(sizes[letter], length) for letter in "ZYX"}
     steps["T"] = known_step(sizes["T"], time)
+    depth = steps["Z"] if "Z" in axes else None  # 1 without a unit is a distance too: planes are those of a volume
     start = tags.origin
     origin = {} if start is None else {letter: at for letter, at in zip("XYZ", start, strict=True) if at}
     if np.isfinite(record["toffset"]) and record["toffset"] and "T" in axes:
@@ -301,7 +302,7 @@ def _described(
         axes=axes,
         dtype=dtype,
         metadata=metadata,
-        calibration=Calibration(steps_of(**steps), origin),
+        calibration=Calibration({**steps_of(**steps), **({} if depth is None else {"Z": depth})}, origin),
         notes=Notes(
             description=text_of(bytes(record["descrip"])).strip(),
             display=((low, high),) if math.isfinite(low) and math.isfinite(high) and low < high else (),
