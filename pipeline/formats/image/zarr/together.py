@@ -157,7 +157,7 @@ def _written(
     encoder = 0
     if kind == loops.BLOSC:
         options, encoder = array.codec.stages[0].options, loops.blosc_functions()[1]
-    levels = np.array([options["clevel"], options["shuffle"]], np.int64)
+    levels = np.array([options["clevel"], options["shuffle"], options.get("blocksize", 0)], np.int64)
     codec = _bytes(options["cname"])
 
     with folder.open_folders(parents) as (opened, begun, unfinished):
