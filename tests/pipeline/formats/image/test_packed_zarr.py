@@ -12,6 +12,8 @@ from zarr.codecs import BloscCodec, ZstdCodec
 
 from pipeline.errors import InputError
 from pipeline.formats.image import Region, open_image
+from pipeline.formats.image.zarr import packed_chunks
+from pipeline.formats.image.zarr import reader as reader_module
 from tests.pipeline.unpacking import unpack
 
 SHAPE, CHUNK = (211, 307), (53, 101)
@@ -171,3 +173,38 @@ def test_longer_streams_are_not_read_for_a_device(tmp_path, columns):
     array[...] = 7
     with open_image(tmp_path / "a.zarr") as reader:
         assert reader.packs == (columns == 512)
+
+
+@pytest.mark.parametrize("damage", [None, "missing", "cut", "link"])
+def test_chunk_files_are_gathered_in_one_call_and_others_one_by_one(tmp_path, monkeypatch, damage):
+    """Of files that are not as usual, `pack_chunk` knows what is wrong, if anything is."""
+    image, alone, one = samples("uint16"), [], packed_chunks.pack_chunk
+    array = zarr.open_array(
+        tmp_path / "a.zarr", mode="w", shape=SHAPE, chunks=CHUNK, dtype="uint16", zarr_format=2, fill_value=5,
+        compressor=numcodecs.Blosc("lz4", blocksize=1000),
+    )  # fmt: skip
+    array[...] = image
+    chunk = tmp_path / "a.zarr/1.1"
+    if damage == "missing":
+        chunk.unlink()
+        image[53:106, 101:202] = 5
+    elif damage == "cut":
+        chunk.write_bytes(chunk.read_bytes()[:-1])
+    elif damage == "link":
+        chunk.unlink()
+        chunk.symlink_to("nowhere")
+
+    def counted(packing, files, place, *others):
+        alone.append(place)
+        one(packing, files, place, *others)
+
+    monkeypatch.setattr(reader_module, "pack_chunk", counted)
+    for region in regions(SHAPE):
+        alone.clear()
+        if damage in ("cut", "link"):
+            with pytest.raises(InputError, match="chunk 1/1|1.1"):
+                check(tmp_path / "a.zarr", image, region)
+            assert alone == [(1, 1)]
+        else:
+            assert check(tmp_path / "a.zarr", image, region)
+            assert alone == []
