@@ -115,7 +115,7 @@ class Packing:
         return first, self._memory[first : first + nbytes]
 
     def gather(self, fill: Callable[[Memory], int]) -> int:
-        """Call `fill` with what is left of the memory; it returns the bytes that it took. Returns their offset."""
+        """Let `fill` write to the rest of the memory; it returns how many bytes it used. Returns their offset."""
         with self._lock:
             first = self._used
             self._used += fill(self._memory[first:])
