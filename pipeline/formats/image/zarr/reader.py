@@ -37,7 +37,7 @@ from pipeline.formats.image.zarr.chunk_files import ChunkFiles
 from pipeline.formats.image.zarr.chunk_objects import ChunkObjects
 from pipeline.formats.image.zarr.layout import Layout, find_array
 from pipeline.formats.image.zarr.nodes import UnusualError, node
-from pipeline.formats.image.zarr.packed_chunks import can_be_packed, pack_chunk
+from pipeline.formats.image.zarr.packed_chunks import can_be_packed, pack_chunk, pack_together
 from pipeline.formats.image.zarr.stored_array import Place, StoredArray, stored_array
 from pipeline.formats.image.zarr.together import ChunkPart, kind_of, read_together
 from pipeline.storage.objects import ObjectPath, failure
@@ -135,20 +135,29 @@ class ZarrReader(ImageReader):
         wanted = self._wanted(region)
         packing = Packing(memory, self._chunk, self.header.dtype.itemsize, files.array.fill_value)
 
-        def pack(piece: _Piece) -> None:
-            place, _, within = zip(*piece, strict=True)
-            origin = tuple(n * size - start for n, size, (start, _) in zip(place, self._chunk, wanted, strict=True))
+        parts = []
+        for piece in self._pieces(wanted):
+            place, into, within = zip(*piece, strict=True)
+            parts.append(ChunkPart(place, into, within))
+        origins = [
+            tuple(n * size - start for n, size, (start, _) in zip(part.place, self._chunk, wanted, strict=True))
+            for part in parts
+        ]
+
+        def pack(number: int) -> None:
+            part = parts[number]
             try:
-                pack_chunk(packing, files, place, within, origin)
+                pack_chunk(packing, files, part.place, part.within, origins[number])
             except NotPackedError:
                 raise
             except Exception:
-                with _translated(self.path, _undecoded(place)):
+                with _translated(self.path, _undecoded(part.place)):
                     raise
 
         try:
-            for piece in self._pieces(wanted):  # other readers are at work too; a pool would take longer to wake
-                pack(piece)
+            # Other readers are at work too; a pool would take longer to wake.
+            for number in pack_together(packing, files, parts, origins):
+                pack(number)
             return replace(packing.packed(), view=self._in_stored_order)
         except NotPackedError:
             return None
