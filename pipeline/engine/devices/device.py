@@ -68,9 +68,9 @@ class Device(ABC):
     # Slots that keep every stage busy: one in each lane, and one or more on each side of them.
     ring_depth: int
 
-    # Whether it decodes packed blocks (`ReadsPacked`), and encodes chunks (`TakesPacked`).
+    # Whether it decodes packed blocks (`ReadsPacked`), and the codecs in which it encodes chunks (`TakesPacked`).
     decodes = False
-    encodes = False
+    encodes: frozenset[str] = frozenset()
 
     # The least and the most bytes of input and output together that make a good chunk.
     chunk_range: tuple[int, int]
@@ -253,7 +253,7 @@ class CudaDevice(Device):
         self._origin = cupy.cuda.Event()
         self._origin_time = 0.0
         self._bound: GpuBound | None = None
-        self.decodes = self.encodes = os.environ.get("MILLRACE_GPU_CODECS") == "1" and nvcomp.load() is not None
+        self.decodes, self.encodes = True, frozenset({"lz4"} if nvcomp.load() is None else {"lz4", "zstd"})
         self._of_thread = _OfThread()
 
     def bounded(
@@ -360,7 +360,7 @@ class CudaDevice(Device):
                 cuda_driver.make((cuda_driver.record(twin.encode_began, stream),))
                 packer.launch(form, twin.outputs(chunk)[0], twin.input, room, stream)
         except self._cupy.cuda.memory.OutOfMemoryError:
-            self.encodes = False  # the processor encodes from now on
+            self.encodes = frozenset()  # the processor encodes from now on
             return None
         cuda_driver.make(
             (

@@ -51,6 +51,7 @@ def _check(cupy: Any, monkeypatch: pytest.MonkeyPatch, image: Any, percentile: f
         same_bits(cupy.asnumpy(out), expected, f"{name} {options}")
 
 
+@pytest.mark.sanitize("rank")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     "size", [*((side, side) for side in (3, 5, 7, 9, 11, 13, 15, 31)), (2, 6), (1, 40), (67, 3), (12, 62)], ids=str
@@ -65,6 +66,7 @@ def test_every_variant_gives_the_bits_of_the_cpu(
             _check(cupy, monkeypatch, image, percentile, size=size, axes=(0, 1), mode=(first, second), cval=7)
 
 
+@pytest.mark.sanitize("rank")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("size", [(3, 3, 3), (5, 5, 5), (2, 3, 7), (9, 1, 4)], ids=str)
 def test_volumes(cupy: Any, monkeypatch: pytest.MonkeyPatch, dtype: str, size: tuple[int, ...]) -> None:
@@ -73,6 +75,7 @@ def test_volumes(cupy: Any, monkeypatch: pytest.MonkeyPatch, dtype: str, size: t
         _check(cupy, monkeypatch, image, 50.0 if index < 4 else 70.0, size=size, mode=mode, cval=7)
 
 
+@pytest.mark.sanitize("rank")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     ("footprint", "shape"),
@@ -138,6 +141,7 @@ def test_calls_with_other_arrays_of_the_same_layout(cupy: Any) -> None:
             same_bits(cupy.asnumpy(out), filtered(image), f"{seed}")
 
 
+@pytest.mark.sanitize("rank")
 @pytest.mark.parametrize("columns", [1023, 1022, 1024, 1032, 7])
 @pytest.mark.parametrize("offset", [1, 2, 3, 5, 8])
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "float32"])

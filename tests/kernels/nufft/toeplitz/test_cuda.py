@@ -31,6 +31,7 @@ def relative(result: Any, expected: Any) -> float:
     return float(np.linalg.norm(result - expected) / np.linalg.norm(expected))
 
 
+@pytest.mark.sanitize("nufft")
 @pytest.mark.parametrize("eps", [1e-3, 1e-6])
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("shape", [(31, 37), (1, 9), (200, 128), (130, 70), (9, 12, 7), (65, 33, 40), (3, 65, 1)])
@@ -60,6 +61,7 @@ def test_a_long_axis_takes_the_librarys_transforms(cupy: Any) -> None:
     assert relative(toeplitz.apply(cupy.asarray(image)).get(), expected) <= 2e-3
 
 
+@pytest.mark.sanitize("nufft")
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_coils_in_parts_and_in_place(cupy: Any, variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     shape = (40, 50)

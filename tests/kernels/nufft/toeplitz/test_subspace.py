@@ -101,6 +101,7 @@ def test_wrong_arrays_are_refused() -> None:
         operator.apply_sense(images, maps, add=True)
 
 
+@pytest.mark.sanitize("nufft")
 @pytest.mark.gpu
 @pytest.mark.parametrize("cplx", [False, True])
 @pytest.mark.parametrize(
