@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,6 +44,14 @@ class _Block:
     @property
     def nbytes(self) -> int:
         return self.samples.nbytes if self.memory is None else self.memory.nbytes
+
+
+class Claim(NamedTuple):
+    """A block to look at, and its samples; block None: a new one, and its memory."""
+
+    key: Key
+    samples: NDArray[Any]
+    block: _Block | None
 
 
 class BlockCache:
@@ -97,6 +105,10 @@ class BlockCache:
         """Whether the block is expected to be used more than once, so that it pays to keep it."""
         return self._uses(key) > 1
 
+    def is_used_again(self, key: Key) -> bool:
+        """Whether the block may be used more than once, as far as is known."""
+        return self._uses(key) != 1
+
     def use(
         self,
         key: Key,
@@ -120,9 +132,7 @@ class BlockCache:
                     return None
                 self._made.wait()
             if block is not None:
-                block.users += 1
-                block.seen = max(block.seen, at)
-                self._blocks.move_to_end(key)
+                self._begin(key, block, at)
             else:
                 self._making.add(key)
                 memory = self._memory(nbytes)
@@ -132,12 +142,42 @@ class BlockCache:
             return look(block.samples)
         finally:
             with self._lock:
-                block.users -= 1
-                block.left -= 1
-                if block.left == 0 and not block.is_evicted:
-                    self._evict(key)
-                elif block.is_evicted:
-                    self._reuse(block)
+                self._end(key, block)
+
+    def claim(self, keys: Sequence[Key], nbytes: int, at: Place) -> list[Claim | None]:
+        """Claim blocks that are decoded and looked at together; None for those that another thread is decoding.
+
+        Decode the new ones, each into its memory, of `nbytes`; then `release` all of them.
+        """
+        found: list[Claim | None] = []
+        with self._lock:
+            for key in keys:
+                block = self._blocks.get(key)
+                if block is not None:
+                    self._begin(key, block, at)
+                    found.append(Claim(key, block.samples, block))
+                elif key in self._making:
+                    found.append(None)
+                else:
+                    self._making.add(key)
+                    found.append(Claim(key, self._memory(nbytes), None))
+        return found
+
+    def release(self, claims: Sequence[Claim], samples: Sequence[NDArray[Any] | None], at: Place) -> None:
+        """Claimed blocks have been looked at. `samples`: of each, in its memory; None: it was not decoded."""
+        with self._lock:
+            looked = []
+            for (key, memory, block), found in zip(claims, samples, strict=True):
+                if block is None:
+                    self._making.remove(key)
+                    if found is None:
+                        continue
+                    block = self._keep(key, _Block(found, memory, self._uses(key)), at)
+                looked.append((key, block))
+            self._trim()
+            for key, block in looked:
+                self._end(key, block)
+            self._made.notify_all()
 
     def _decoded(self, key: Key, decode: Callable[[Memory], NDArray[Any]], memory: Memory, at: Place) -> _Block:
         block = None
@@ -145,16 +185,35 @@ class BlockCache:
             samples = decode(memory)
             lent = memory if np.may_share_memory(samples, memory) else None
             block = _Block(samples, lent, self._uses(key))
-            block.seen = at
         finally:
             with self._lock:
                 self._making.remove(key)
                 if block is not None:
-                    self._blocks[key] = block
-                    self._held_bytes += block.nbytes
+                    self._keep(key, block, at)
                     self._trim()
                 self._made.notify_all()
         return block
+
+    # Called with the lock held
+
+    def _begin(self, key: Key, block: _Block, at: Place) -> None:
+        block.users += 1
+        block.seen = max(block.seen, at)
+        self._blocks.move_to_end(key)
+
+    def _keep(self, key: Key, block: _Block, at: Place) -> _Block:
+        block.seen = at
+        self._blocks[key] = block
+        self._held_bytes += block.nbytes
+        return block
+
+    def _end(self, key: Key, block: _Block) -> None:
+        block.users -= 1
+        block.left -= 1
+        if block.left == 0 and not block.is_evicted:
+            self._evict(key)
+        elif block.is_evicted:
+            self._reuse(block)
 
     def _trim(self) -> None:
         while self._held_bytes > self._capacity_bytes:

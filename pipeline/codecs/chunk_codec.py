@@ -5,9 +5,8 @@ Decoding never allocates more than the chunk's declared size; no call holds the 
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -19,9 +18,6 @@ from pipeline.codecs.bounded import decode, decode_into, encoded_limit
 from pipeline.codecs.scratch import scratch
 
 _CHECKSUM_BYTES = 4
-# Pieces of 256 KiB would stay in the processor's cache, but each takes two calls that give up the interpreter's lock,
-# and getting it back takes about 40 µs among 16 busy threads.
-_BAND_BYTES = 8 << 20
 _BLOSC_OVERHEAD_BYTES = 16  # of its header: data that do not shrink are stored as they are
 STAGES = ("blosc", "crc32c", "gzip", "lz4", "zlib", "zstd")
 
@@ -30,7 +26,8 @@ STAGES = ("blosc", "crc32c", "gzip", "lz4", "zlib", "zstd")
 class Stage:
     """One codec from bytes to bytes, by its name in `STAGES`.
 
-    options : of the encoder, under the names of Zarr v3: level; of blosc: cname, clevel, shuffle (0, 1 or 2), typesize
+    options : of the encoder, under the names of Zarr v3: level; of blosc: cname, clevel, shuffle (0, 1 or 2), typesize,
+              and blocksize, by default Blosc's own choice
     """
 
     name: str
@@ -70,20 +67,8 @@ class ChunkCodec:
             found.append(found[-1] + _CHECKSUM_BYTES if stage.name == "crc32c" else encoded_limit(found[-1]))
         return tuple(found)
 
-    def bands(self) -> Iterator[tuple[tuple[Any, ...], int, int]]:
-        """A raw chunk cut into pieces of moderate size: index into the chunk, first byte, bytes."""
-        axis, nbytes = 0, self.nbytes // self.shape[0]
-        while nbytes > _BAND_BYTES and axis < len(self.shape) - 1:
-            axis += 1
-            nbytes //= self.shape[axis]
-        count, length = max(_BAND_BYTES // nbytes, 1), self.shape[axis]
-        for number, lead in enumerate(itertools.product(*map(range, self.shape[:axis]))):
-            for first in range(0, length, count):
-                last = min(first + count, length)
-                yield (*lead, slice(first, last)), (number * length + first) * nbytes, (last - first) * nbytes
-
     @cached_property
-    def _is_plain(self) -> bool:
+    def is_plain(self) -> bool:
         """Whether the decoded bytes are the chunk as it is."""
         return self.dtype.isnative and self.order == tuple(range(len(self.shape)))
 
@@ -98,14 +83,14 @@ class ChunkCodec:
             if name == "crc32c":
                 found = _checked(found)
             elif number == 0:
-                room = np.empty(self.nbytes, np.uint8) if memory is None or not self._is_plain else memory
+                room = np.empty(self.nbytes, np.uint8) if memory is None or not self.is_plain else memory
                 decode_into(name, found, room)
                 found = room
             else:
                 found = np.frombuffer(decode(name, found, self.limits[number]), np.uint8)
         if len(found) != self.nbytes:
             raise ValueError(f"it decodes to {len(found):,} bytes instead of {self.nbytes:,}")
-        if self._is_plain:
+        if self.is_plain:
             if np.may_share_memory(found, data):  # data's memory may be used again
                 found = found.copy()
             plain: NDArray[Any] = found.view(self.dtype).reshape(self.shape)
@@ -152,7 +137,7 @@ def _encoded(stage: Stage, data: Any) -> NDArray[np.uint8]:
         room: Any = scratch("encoded", len(data) + _BLOSC_OVERHEAD_BYTES)
         found: Any = imagecodecs.blosc_encode(
             data, options["clevel"], compressor=options["cname"], shuffle=options["shuffle"],
-            typesize=options["typesize"], numthreads=1, out=room,
+            typesize=options["typesize"], blocksize=options.get("blocksize", 0), numthreads=1, out=room,
         )  # fmt: skip
         encoded: NDArray[np.uint8] = room[: len(found)]
         return encoded

@@ -73,8 +73,8 @@ def for_each(work: Callable[[T], object], items: Sequence[T], nbytes: int = 0, *
     The calling thread takes part, so calls may be nested and progress never depends on a free thread. Raises the first
     error; items that have not begun are then left out.
     """
-    threads = _WAITING_THREADS if waits else min(len(os.sched_getaffinity(0)), _MOST_THREADS)
-    wanted = min(threads, len(items), max(_AT_ONCE_BYTES // max(nbytes, 1), 1))
+    threads = _WAITING_THREADS if waits else _threads()
+    wanted = min(threads, items_at_once(len(items), nbytes))
     if wanted < 2:
         for item in items:
             work(item)
@@ -86,6 +86,20 @@ def for_each(work: Callable[[T], object], items: Sequence[T], nbytes: int = 0, *
     call.wait()
     if call.errors:
         raise call.errors[0]
+
+
+def items_at_once(count: int, nbytes: int) -> int:
+    """How many of `count` items of so many bytes may be in work at once."""
+    return min(count, max(_AT_ONCE_BYTES // max(nbytes, 1), 1))
+
+
+def threads_for(count: int, nbytes: int) -> int:
+    """How many threads share `count` items of so many bytes."""
+    return min(_threads(), items_at_once(count, nbytes))
+
+
+def _threads() -> int:
+    return min(len(os.sched_getaffinity(0)), _MOST_THREADS)
 
 
 def split(items: Iterable[T], condition: Callable[[T], bool]) -> tuple[list[T], list[T]]:

@@ -17,7 +17,7 @@ import shutil
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from enum import Enum
 from pathlib import Path
@@ -156,6 +156,7 @@ class PartialFolder(SharedDescriptor):
         super().__init__(path, descriptor)
         self._token = os.urandom(6).hex()
         self._folders = Subfolders(descriptor)
+        self._made: set[str] = set()
 
     @property
     def inside(self) -> Path:
@@ -191,6 +192,16 @@ class PartialFolder(SharedDescriptor):
         """Write a file inside, which may lie in subfolders, all or nothing; no link is followed. As `put_within`."""
         with self._in_use():
             put_within(self._folders, name, buffers, f"{_UNFINISHED}/{self._token}-{threading.get_ident()}")
+
+    @contextmanager
+    def open_folders(self, wanted: Iterable[str]) -> Iterator[tuple[int, int, str]]:
+        """For files that are put here in another way: make folders inside; yields descriptors of this one and of that
+        of unfinished files, and how the names in it begin, of one thread each."""
+        with self._in_use() as descriptor:
+            for name in set(wanted) - self._made:
+                self._folders.at(name)
+                self._made.add(name)
+            yield descriptor, self._folders.at(_UNFINISHED), self._token
 
     def _release(self) -> None:
         self._folders.close()

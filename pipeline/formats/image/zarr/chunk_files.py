@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import stat
 from collections.abc import Callable, Iterator, Sequence
@@ -99,21 +98,14 @@ class ChunkFiles:
                 return False
             if nbytes != codec.nbytes:
                 raise ValueError(f"it has {nbytes:,} bytes instead of {codec.nbytes:,}")
-            if within.shape == codec.shape and codec.dtype.isnative:
-                if out.flags.c_contiguous:
-                    self._fill(descriptor, place, offset, out.reshape(-1).view(np.uint8))
-                    return True
-                for piece, first, length in codec.bands():
-                    data = scratch("encoded", length)
-                    self._fill(descriptor, place, offset + first, data)
-                    part = out[piece]
-                    part[...] = data.view(codec.dtype).reshape(part.shape)
-                return True
-            samples = scratch("samples", math.prod(within.shape) * out.itemsize).view(out.dtype).reshape(within.shape)
+            samples = out
+            if not out.flags.c_contiguous:
+                samples = scratch("samples", out.size * out.itemsize).view(out.dtype).reshape(out.shape)
             file, descriptor = PositionalFile(self.path(place), descriptor), -1
             with closing(file):
                 ContiguousSamples(shape=codec.shape, dtype=codec.dtype, offset=offset).read(file, within, samples)
-            out[...] = samples
+            if samples is not out:
+                out[...] = samples
             return True
         finally:
             if descriptor >= 0:

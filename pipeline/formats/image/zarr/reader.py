@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from pipeline.codecs.block_cache import BlockCache
 from pipeline.codecs.packed import NotPackedError, PackedBlocks, Packing
-from pipeline.codecs.parallel import for_each, split
+from pipeline.codecs.parallel import for_each, items_at_once, split
 from pipeline.codecs.zarr_codecs import LARGEST_BYTES, chunks_of, use_bounded_codecs
 from pipeline.errors import InputError, MillraceError
 from pipeline.formats.image.base import (
@@ -39,6 +39,7 @@ from pipeline.formats.image.zarr.layout import Layout, find_array
 from pipeline.formats.image.zarr.nodes import UnusualError, node
 from pipeline.formats.image.zarr.packed_chunks import can_be_packed, pack_chunk
 from pipeline.formats.image.zarr.stored_array import Place, StoredArray, stored_array
+from pipeline.formats.image.zarr.together import ChunkPart, kind_of, read_together
 from pipeline.storage.objects import ObjectPath, failure
 from pipeline.storage.positional import reading
 
@@ -80,7 +81,7 @@ class ZarrReader(ImageReader):
             metadata=self._layout.metadata | ({"compression": "other"} if is_compressed else {}),
             calibration=self._layout.calibration,
             levels=self._layout.levels,
-            notes=Notes(name=self._layout.name),
+            notes=Notes(name=self._layout.name, left_out=self._layout.left_out),
         )
         self.block_shape = tuple(min(c, n) for c, n in zip(self._layout.shape(self._chunk), shape, strict=True))
         across = math.prod(
@@ -95,6 +96,8 @@ class ZarrReader(ImageReader):
         self._waits = isinstance(path, ObjectPath)
         self._is_raw = stored is not None and stored.codec.is_raw
         self._in_parts = self._is_raw and chunk_bytes > _LARGEST_WHOLE_BYTES
+        alone = self._files is None or self._files.waits or self._in_parts
+        self._kind = None if alone or stored is None else kind_of(stored)
 
     def at_level(self, level: int) -> ImageReader:
         """Its header has the level's shape, and the whole image's calibration."""
@@ -104,11 +107,11 @@ class ZarrReader(ImageReader):
         require_fit(self.header, region, out)
         if out.size == 0:
             return
-        missing, here = split(self._pieces(self._wanted(region)), self._lacks)
         target = self._in_stored_order(out)
         busy: list[_Piece] = []
         at = self._schedule.place(region) if self._schedule else ()
         self._cache.begin(at)
+        missing, here = split(self._left_together(self._pieces(self._wanted(region)), target, at), self._lacks)
 
         def copy(piece: _Piece) -> None:
             if not self._copy(piece, target, at, wait=False):
@@ -178,6 +181,45 @@ class ZarrReader(ImageReader):
         moved = out.transpose(np.argsort(self._layout.order))
         return moved[tuple(slice(None) if letter in self.header.axes else None for letter in self._layout.stored)]
 
+    def _left_together(self, pieces: list[_Piece], target: NDArray[Any], at: Place) -> list[_Piece]:
+        """Copy the chunks' parts of the region that can be read together; returns the others."""
+        if self._files is None or self._kind is None:
+            return pieces
+        left: list[_Piece] = []
+        count = items_at_once(len(pieces), self._chunk_bytes)
+        for first in range(0, len(pieces), count):
+            left += self._left_of_group(self._files, self._kind, pieces[first : first + count], target, at)
+        return left
+
+    def _left_of_group(
+        self, files: ChunkFiles, kind: int, pieces: Sequence[_Piece], target: NDArray[Any], at: Place
+    ) -> list[_Piece]:
+        parts = []
+        for piece in pieces:
+            place, into, within = zip(*piece, strict=True)
+            parts.append(ChunkPart(place, into, within))
+        kept = [number for number, part in enumerate(parts) if self._is_kept(part.place)]
+        claims = dict(zip(kept, self._cache.claim([parts[n].place for n in kept], self._chunk_bytes, at), strict=True))
+        taken = {number: claim for number, claim in claims.items() if claim is not None}
+        for number, claim in taken.items():
+            address = claim.samples.ctypes.data
+            parts[number] = parts[number]._replace(memory=address, is_held=claim.block is not None)
+        chosen = [number for number in range(len(parts)) if number not in claims or number in taken]
+        left = set(chosen)
+        try:
+            left = {chosen[row] for row in read_together(files, kind, [parts[n] for n in chosen], target)}
+        finally:
+            made = [None if number in left else self._samples(claim.samples) for number, claim in taken.items()]
+            self._cache.release(list(taken.values()), made, at)
+        return [piece for number, piece in enumerate(pieces) if number in left or number not in chosen]
+
+    def _is_kept(self, place: Place) -> bool:
+        """Whether a chunk goes through the cache: an uncompressed one if it is known to be used again."""
+        return self._cache.is_shared(place) if self._is_raw else self._cache.is_used_again(place)
+
+    def _samples(self, memory: NDArray[Any]) -> NDArray[Any]:
+        return memory.view(self.header.dtype).reshape(self._chunk)
+
     def _lacks(self, piece: _Piece) -> bool:
         """Whether the chunk has to be decoded."""
         return self._cache.lacks(tuple(number for number, _, _ in piece))
@@ -209,7 +251,7 @@ class ZarrReader(ImageReader):
 
     def _decode(self, place: Place, memory: NDArray[np.uint8]) -> NDArray[Any]:
         if self._files is not None:
-            samples = memory.view(self.header.dtype).reshape(self._chunk)
+            samples = self._samples(memory)
             if self._is_raw:
                 self._read_raw(place, tuple(slice(0, size) for size in self._chunk), samples)
                 return samples

@@ -20,16 +20,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels.blocks import AXES
-from pipeline.codecs.chunk_codec import ChunkCodec, Stage
+from pipeline.codecs.chunk_codec import Stage
 from pipeline.codecs.packed import ChunkForm, origin_rows
 from pipeline.codecs.parallel import for_each
-from pipeline.codecs.scratch import scratch
 from pipeline.errors import MillraceError, OutputError
 from pipeline.formats.image.base import ImageHeader, PartialWriter, Region, blocks_along, require_fit
 from pipeline.formats.image.pyramid import Reduction, at_level, finish, require_alignment
 from pipeline.formats.image.zarr.chunk_files import ChunkFiles, shard_of
 from pipeline.formats.image.zarr.chunk_objects import ChunkBytes, ChunkObjects
 from pipeline.formats.image.zarr.stored_array import Place, StoredArray, stored_array
+from pipeline.formats.image.zarr.together import ChunkPart, kind_of, write_encoded, write_together
 from pipeline.storage.objects import ObjectPath
 from pipeline.storage.partial import Callback, Opening, PartialFolder, behind_link, no_callback
 from pipeline.storage.partial_objects import PartialObjects
@@ -37,11 +37,12 @@ from pipeline.storage.writable import writing
 
 _ROOT = "zarr.json"
 _SHUFFLES = ("noshuffle", "shuffle", "bitshuffle")
-# By name, the codecs after `bytes`; of Blosc with the sample's size.
+# By name, the codecs after `bytes`; of Blosc with the sample's size. Of its own accord Blosc cuts chunks for Zstandard
+# into blocks of 32 KiB, each with a new context: 512 KiB are encoded 1.1 to 2 times as fast, and smaller.
 COMPRESSIONS: dict[str, tuple[Stage, ...]] = {
     "none": (),
     "lz4": (Stage("blosc", {"cname": "lz4", "clevel": 5, "shuffle": 1}),),
-    "zstd": (Stage("blosc", {"cname": "zstd", "clevel": 1, "shuffle": 1}),),
+    "zstd": (Stage("blosc", {"cname": "zstd", "clevel": 1, "shuffle": 1, "blocksize": 512 << 10}),),
     "deflate": (Stage("gzip", {"level": 5}),),
 }
 DEFAULT_COMPRESSION = "zstd"
@@ -198,6 +199,7 @@ class _Level:
             names=names,
         )
         self._array = _for_writing(self._metadata, stages, header.dtype)
+        self._kind = kind_of(self._array)
         self._sharing = threading.Lock()
         # By file: copies of its parts by their corners in the array. All of them together are not on disk.
         self._held: dict[Place, dict[tuple[Place, Place], NDArray[Any]]] = {}
@@ -289,16 +291,16 @@ class _Level:
         ]
 
         def store(file: Place, older: Older | None = None) -> None:
-            name = f"{self._name}/{self._array.name(file)}"
-            # A request takes an object as a whole.
-            raw = None if isinstance(self._partial, PartialObjects) else self._raw_bands(file, spans, stored)
-            if raw is None or isinstance(self._partial, PartialObjects):
-                self._partial.put(name, shard_of(self._array, self._encoded(file, spans, stored, older)))
-            else:
-                self._partial.put(name, raw)
+            encoded = shard_of(self._array, self._encoded(file, spans, stored, older))
+            self._partial.put(f"{self._name}/{self._array.name(file)}", encoded)
 
         file_bytes = math.prod(self._array.file_shape) * self.header.dtype.itemsize
         if are_whole:
+            if self._kind is not None and isinstance(self._partial, PartialFolder):
+                cuts = [zip(*map(dict.__getitem__, spans, file), strict=True) for file in files]
+                parts = [ChunkPart(file, within, into) for file, (into, within, _) in zip(files, cuts, strict=True)]
+                left = write_together(self._partial, self._name, self._array, self._kind, parts, stored)
+                files = [files[number] for number in left]
             for_each(store, files, file_bytes, waits=isinstance(self._partial, PartialObjects))
         elif isinstance(self._partial, PartialObjects):
             for_each(partial(self._change_object, spans, stored), files, file_bytes, waits=True)
@@ -336,6 +338,9 @@ class _Level:
 
         with writing(self.path, sum(map(len, encoded))), self._partial.in_use():
             files = list(_under(start, stop, self._array.file_shape))
+            if self._array.index is None and isinstance(self._partial, PartialFolder):
+                left = write_encoded(self._partial, self._name, self._array, chunks)
+                files = [files[number] for number in left]
             for_each(store, files, waits=isinstance(self._partial, PartialObjects))
 
     def _chunks_of(self, file: Place) -> list[Place]:
@@ -388,16 +393,6 @@ class _Level:
         ends = zip(first, self._array.file_shape, self._array.shape, strict=True)
         return first, tuple(min(begin + size, length) for begin, size, length in ends)
 
-    def _raw_bands(self, file: Place, spans: Sequence[_Spans], stored: NDArray[Any]) -> Iterator[NDArray[Any]] | None:
-        """The bytes of a whole uncompressed chunk in a file of its own, one piece after another; None for others."""
-        codec = self._array.codec
-        if not (self._array.index is None and codec.is_raw and codec.dtype.isnative):
-            return None
-        chunk = stored[tuple(axis[number][1] for axis, number in zip(spans, file, strict=True))]
-        if chunk.shape != codec.shape or chunk.flags.c_contiguous:
-            return None
-        return _gathered(codec, chunk)
-
     def _encoded(
         self, file: Place, spans: Sequence[_Spans], stored: NDArray[Any], older: Older | None
     ) -> list[NDArray[np.uint8] | None]:
@@ -444,14 +439,6 @@ class _Level:
 
 def _metadata_of(array: str) -> str:
     return f"{array}/{_ROOT}"
-
-
-def _gathered(codec: ChunkCodec, chunk: NDArray[Any]) -> Iterator[NDArray[Any]]:
-    for piece, _, nbytes in codec.bands():
-        part = chunk[piece]
-        samples = scratch("samples", nbytes).view(chunk.dtype).reshape(part.shape)
-        samples[...] = part
-        yield samples
 
 
 def _within(begin: Place, end: Place, origin: Place) -> tuple[slice, ...]:
@@ -508,7 +495,7 @@ def _configuration(stage: Stage, dtype: np.dtype[Any]) -> dict[str, Any]:
     if stage.name != "blosc":
         return dict(stage.options)
     shuffle = _SHUFFLES[stage.options["shuffle"]]
-    return {**stage.options, "typesize": dtype.itemsize, "shuffle": shuffle, "blocksize": 0}
+    return {"blocksize": 0, **stage.options, "typesize": dtype.itemsize, "shuffle": shuffle}
 
 
 def _for_writing(metadata: Mapping[str, Any], stages: Sequence[Stage], dtype: np.dtype[Any]) -> StoredArray:

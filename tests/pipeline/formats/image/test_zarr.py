@@ -26,6 +26,7 @@ from pipeline.formats.image.base import ImageHeader, Region, Storage
 from pipeline.formats.image.metadata import Calibration, Step
 from pipeline.formats.image.zarr import Zarr
 from pipeline.formats.image.zarr import writer as zarr_writer
+from pipeline.formats.image.zarr.together import write_together
 from pipeline.storage import partial
 from pipeline.storage.partial import Opening
 from tests.pipeline.formats.image.contract import (
@@ -519,7 +520,12 @@ def test_parts_of_a_file_are_encoded_once(
         encoded[chunk.shape] += 1
         return encode(self, chunk)
 
+    def counted_together(*given: Any) -> Any:
+        encoded[32, 32] += len(given[4])
+        return write_together(*given)
+
     monkeypatch.setattr(ChunkCodec, "encode", counted)
+    monkeypatch.setattr("pipeline.formats.image.zarr.writer.write_together", counted_together)
     writer = Zarr(Storage(chunks=(32,), shards=shards)).create(tmp_path / "a.zarr", header)
     rows = [Region((row, 0), (min(row + 13, 130), 200)) for row in range(0, 130, 13)]
     for band in rows:

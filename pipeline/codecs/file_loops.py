@@ -1,0 +1,394 @@
+"""Files of many chunks, read and decoded or encoded and written by machine code: a thread's share is one call, which
+never holds the interpreter's lock.
+
+The loops do what usually happens. Whatever else they meet, an error or a file that they do not understand, they leave
+to the caller, chunk by chunk, whose slower way names the fault.
+
+Sources: openat2(2), statx(2); c-blosc 1.21, blosc.h and README_CHUNK_FORMAT.rst.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import functools
+import os
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba.core import types
+from numba.extending import intrinsic
+from numpy.typing import NDArray
+
+from kernels.runtime.compiled import compiled
+
+RAW, BLOSC, ENCODED = 0, 1, 2  # kinds of chunks; the last are written as they are
+LEFT, DONE = 0, 1  # what has become of a chunk
+NO_LINKS = 0x04 | 0x08  # in `resolve`: RESOLVE_NO_SYMLINKS, RESOLVE_BENEATH
+
+# Columns of a table with a row for each chunk. NAME, PARENT: offsets in `names`. MEMORY: of the
+# decoded chunk, 0 to use the thread's; HELD: whether it holds the chunk. PART: the address of the part of the region's
+# array, or of LENGTH encoded bytes; INSIDE: the byte of the chunk where the part begins; then the part's extents.
+NAME, PARENT, MEMORY, HELD, PART, LENGTH, INSIDE, EXTENTS = range(8)
+
+_OPENAT2 = 437  # on every architecture
+_STATX_BYTES, _STATX_MODE, _STATX_SIZE = 256, 28, 40
+_AT_EMPTY_PATH, _STATX_TYPE_AND_SIZE = 0x1000, 0x201
+_REGULAR, _KIND = 0o100000, 0o170000
+_READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+_CREATE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+_ENOENT = errno.ENOENT
+_MOST_PIECES = 1024  # of memory in one call, IOV_MAX
+_HEADER_BYTES, _BLOSC_VERSION, _BLOSC_STORED = 16, 2, 2
+
+Table = NDArray[np.int64]
+Memory = NDArray[np.uint8]
+
+
+def _c(name: str, *arguments: Any, returns: Any = types.int64) -> Any:
+    return types.ExternalFunction(name, returns(*arguments))
+
+
+_int, _long = types.int32, types.int64  # of the C library; pointers are longs
+_syscall = _c("syscall", _long, _long, _long, _long, _long)
+_statx = _c("statx", _int, _long, _int, types.uint32, _long, returns=_int)
+_pread = _c("pread", _int, _long, _long, _long)
+_preadv = _c("preadv", _int, _long, _int, _long)
+_pwrite = _c("pwrite", _int, _long, _long, _long)
+_pwritev = _c("pwritev", _int, _long, _int, _long)
+_close = _c("close", _int, returns=_int)
+_readlinkat = _c("readlinkat", _int, _long, _long, _long)
+_renameat = _c("renameat", _int, _long, _int, _long, returns=_int)
+_memcpy = _c("memcpy", _long, _long, _long)
+_errno_location = _c("__errno_location")
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _load_int32(context: Any, address: Any) -> Any:
+    def generate(_: Any, builder: Any, __: Any, given: Any) -> Any:
+        return builder.load(builder.inttoptr(given[0], ir.IntType(32).as_pointer()))
+
+    return types.int32(types.int64), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _take(context: Any, address: Any) -> Any:
+    """The number at an address, which grows by one: each thread gets another."""
+
+    def generate(_: Any, builder: Any, __: Any, given: Any) -> Any:
+        at = builder.inttoptr(given[0], ir.IntType(64).as_pointer())
+        return builder.atomic_rmw("add", at, ir.Constant(ir.IntType(64), 1), "monotonic")
+
+    return types.int64(types.int64), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _decompress(context: Any, function: Any, source: Any, target: Any, target_bytes: Any) -> Any:
+    """`blosc_decompress_ctx` at an address, with one thread."""
+
+    def generate(_: Any, builder: Any, __: Any, given: Any) -> Any:
+        word, half = ir.IntType(64), ir.IntType(32)
+        kind = ir.FunctionType(half, (word, word, word, half))
+        return builder.call(builder.inttoptr(given[0], kind.as_pointer()), (*given[1:], ir.Constant(half, 1)))
+
+    return types.int32(types.int64, types.int64, types.int64, types.int64), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _compress(
+    context: Any, function: Any, level: Any, shuffle: Any, typesize: Any, nbytes: Any, source: Any, target: Any,
+    target_bytes: Any, codec: Any,
+) -> Any:  # fmt: skip
+    """`blosc_compress_ctx` at an address, with one thread and its own choice of block size."""
+
+    def generate(_: Any, builder: Any, __: Any, given: Any) -> Any:
+        word, half = ir.IntType(64), ir.IntType(32)
+        kind = ir.FunctionType(half, (half, half, word, word, word, word, word, word, word, half))
+        function, level, shuffle, *others = given
+        level, shuffle = builder.trunc(level, half), builder.trunc(shuffle, half)
+        call = (level, shuffle, *others, ir.Constant(word, 0), ir.Constant(half, 1))
+        return builder.call(builder.inttoptr(function, kind.as_pointer()), call)
+
+    return types.int32(*[types.int64] * 9), generate
+
+
+@functools.cache
+def blosc_functions() -> tuple[int, int]:
+    """The addresses of `blosc_decompress_ctx` and `blosc_compress_ctx` in imagecodecs' library; 0 if it has none."""
+    import imagecodecs._blosc
+
+    library = ctypes.CDLL(imagecodecs._blosc.__file__)  # which is loaded; its own libraries are searched too
+    try:
+        functions = library.blosc_decompress_ctx, library.blosc_compress_ctx
+    except AttributeError:
+        return 0, 0
+    return tuple(ctypes.cast(each, ctypes.c_void_p).value or 0 for each in functions)  # type: ignore[return-value]
+
+
+@compiled
+def _open(folder: Any, name: Any, flags: Any, mode: Any, resolve: Any) -> Any:
+    """A descriptor, or minus the error's number."""
+    how = np.array([flags, mode, resolve], np.int64)
+    found = _syscall(_OPENAT2, folder, name, how.ctypes.data, 24)
+    return found if found >= 0 else -np.int64(_load_int32(_errno_location()))
+
+
+@compiled
+def _size(descriptor: Any) -> Any:
+    """The bytes of a regular file; -1 for others."""
+    found, empty = np.zeros(_STATX_BYTES, np.uint8), np.zeros(1, np.uint8)
+    if _statx(descriptor, empty.ctypes.data, _AT_EMPTY_PATH, _STATX_TYPE_AND_SIZE, found.ctypes.data) != 0:
+        return np.int64(-1)
+    if (found[_STATX_MODE : _STATX_MODE + 2].view(np.uint16)[0] & _KIND) != _REGULAR:
+        return np.int64(-1)
+    return found[_STATX_SIZE : _STATX_SIZE + 8].view(np.int64)[0]
+
+
+@compiled
+def _copy(target: Any, target_strides: Any, source: Any, source_strides: Any, extents: Any, itemsize: Any) -> None:
+    """Copy an array of items between two addresses."""
+    axes = len(extents)
+    count, last = 1, axes - 1
+    for axis in range(last):
+        count *= extents[axis]
+    index = np.zeros(axes, np.int64)
+    step, other = target_strides[last], source_strides[last]
+    for _ in range(count):
+        if step == itemsize and other == itemsize:
+            _memcpy(target, source, extents[last] * itemsize)
+        elif itemsize == 1:
+            for item in range(extents[last]):
+                _memcpy(target + item * step, source + item * other, 1)
+        elif itemsize == 2:
+            for item in range(extents[last]):
+                _memcpy(target + item * step, source + item * other, 2)
+        elif itemsize == 4:
+            for item in range(extents[last]):
+                _memcpy(target + item * step, source + item * other, 4)
+        else:
+            for item in range(extents[last]):
+                _memcpy(target + item * step, source + item * other, itemsize)
+        for axis in range(last - 1, -1, -1):
+            index[axis] += 1
+            target += target_strides[axis]
+            source += source_strides[axis]
+            if index[axis] < extents[axis]:
+                break
+            target -= index[axis] * target_strides[axis]
+            source -= index[axis] * source_strides[axis]
+            index[axis] = 0
+
+
+@compiled
+def _in_runs(descriptor: Any, start: Any, strides: Any, extents: Any, itemsize: Any, writes: Any) -> Any:
+    """Read or write an array, whose last axis is contiguous, straight from or to a file. Returns whether it is done."""
+    last, offset = len(extents) - 1, 0
+    length, count = extents[last] * itemsize, 1
+    for axis in range(last):
+        count *= extents[axis]
+    pieces, used, nbytes = np.empty((_MOST_PIECES, 2), np.int64), 0, 0
+    index = np.zeros(last + 1, np.int64)
+    for number in range(count):
+        if used and pieces[used - 1, 0] + pieces[used - 1, 1] == start:
+            pieces[used - 1, 1] += length
+        else:
+            pieces[used, 0], pieces[used, 1] = start, length
+            used += 1
+        nbytes += length
+        if used == _MOST_PIECES or number == count - 1:
+            if writes:
+                done = _pwritev(descriptor, pieces.ctypes.data, used, offset)
+            else:
+                done = _preadv(descriptor, pieces.ctypes.data, used, offset)
+            if done != nbytes:
+                return False
+            offset, used, nbytes = offset + nbytes, 0, 0
+        for axis in range(last - 1, -1, -1):
+            index[axis] += 1
+            start += strides[axis]
+            if index[axis] < extents[axis]:
+                break
+            start -= index[axis] * strides[axis]
+            index[axis] = 0
+    return True
+
+
+@compiled
+def is_sound(data: Any, nbytes: Any) -> Any:
+    """Whether a Blosc chunk's header declares its length and these decoded bytes, and its table of blocks lies within
+    the chunk: the decoder trusts them."""
+    size = len(data)
+    if size < _HEADER_BYTES or data[0] != _BLOSC_VERSION or data[3] == 0:
+        return False
+    decoded, block, stored = data[4:_HEADER_BYTES].view(np.uint32)
+    if stored != size or decoded != nbytes:
+        return False
+    if data[2] & _BLOSC_STORED:
+        return size == nbytes + _HEADER_BYTES
+    if nbytes == 0:
+        return True
+    if block == 0 or block > decoded:
+        return False
+    end = _HEADER_BYTES + 4 * -(-nbytes // np.int64(block))
+    if end > size:
+        return False
+    starts = data[_HEADER_BYTES:end].view(np.int32)
+    return starts.min() >= end and starts.max() <= size - 4
+
+
+@compiled
+def _fill(memory: Any, nbytes: Any, item: Any) -> None:
+    done = len(item)
+    _memcpy(memory, item.ctypes.data, done)
+    while done < nbytes:
+        some = min(done, nbytes - done)
+        _memcpy(memory + done, memory, some)
+        done += some
+
+
+@compiled
+def _read_chunk(
+    row: Any, names: Any, folder: Any, resolve: Any, kind: Any, decoder: Any, strides: Any, shape: Any, item: Any,
+    samples: Any, encoded: Any,
+) -> Any:  # fmt: skip
+    """Read and decode one chunk, and copy its part. `samples`, `encoded`: memory of the thread."""
+    itemsize, extents, nbytes, memory = len(item), row[EXTENTS:], len(samples), row[MEMORY]
+    if memory == 0:
+        memory = samples.ctypes.data
+    if row[HELD] == 0:
+        name = names[row[NAME] :].ctypes.data
+        descriptor = _open(folder, name, _READ, 0, resolve)
+        if descriptor == -_ENOENT:
+            link = np.empty(1, np.uint8)
+            if _readlinkat(folder, name, link.ctypes.data, 1) >= 0:
+                return LEFT  # a broken link is no missing chunk
+            _fill(memory, nbytes, item)
+        elif descriptor < 0:
+            return LEFT
+        else:
+            length, is_placed = _size(descriptor), False
+            if kind == RAW:
+                is_done = length == nbytes
+                is_whole = row[MEMORY] == 0 and strides[0, -1] == itemsize
+                for axis in range(len(shape)):
+                    is_whole = is_whole and extents[axis] == shape[axis]
+                if is_done and is_whole:
+                    is_done = _in_runs(descriptor, row[PART], strides[0], extents, itemsize, False)
+                    is_placed = True
+                elif is_done:
+                    first, last = 0, nbytes
+                    if row[MEMORY] == 0:  # what lies before and after the part is not needed
+                        first = row[INSIDE] // strides[1, 0] * strides[1, 0]
+                        last = first + extents[0] * strides[1, 0]
+                    is_done = _pread(descriptor, memory + first, last - first, first) == last - first
+            else:
+                is_done = 0 <= length <= len(encoded)
+                is_done = is_done and _pread(descriptor, encoded.ctypes.data, length, 0) == length
+                is_done = is_done and is_sound(encoded[:length], nbytes)
+                is_done = is_done and _decompress(decoder, encoded.ctypes.data, memory, nbytes) == nbytes
+            _close(descriptor)
+            if is_placed or not is_done:
+                return DONE if is_done else LEFT
+    _copy(row[PART], strides[0], memory + row[INSIDE], strides[1], extents, itemsize)
+    return DONE
+
+
+@compiled
+def read_chunks(
+    next_row: Table, table: Table, ends: NDArray[np.int8], names: Memory, folder: int, resolve: int, kind: int,
+    decoder: int, strides: Table, shape: Table, item: Memory, samples: Memory, encoded: Memory,
+) -> None:  # fmt: skip
+    """Read and decode chunks, and copy a part of each to the region's array, until the table has no further row.
+
+    next_row : (1,), of all threads
+    ends     : becomes DONE for each chunk that is done
+    resolve  : of openat2: NO_LINKS, or 0
+    kind     : RAW or BLOSC; `decoder`: see `blosc_functions`
+    strides  : (2, axes) in bytes: of the region's array and of a chunk; `shape`: of a chunk
+    item     : the bytes of the fill value
+    samples, encoded : memory of the thread, as many bytes as a decoded and an encoded chunk may have
+    """
+    while True:
+        number = _take(next_row.ctypes.data)
+        if number >= len(table):
+            return
+        ends[number] = _read_chunk(
+            table[number], names, folder, resolve, kind, decoder, strides, shape, item, samples, encoded
+        )
+
+
+@compiled
+def _write_file(
+    row: Any, kind: Any, encoder: Any, options: Any, codec: Any, strides: Any, shape: Any, itemsize: Any, samples: Any,
+    encoded: Any, descriptor: Any,
+) -> Any:  # fmt: skip
+    """Encode a chunk and write it. Returns whether that is done."""
+    source, nbytes = row[PART], row[LENGTH]
+    if kind != ENCODED:
+        nbytes, extents = len(samples), row[EXTENTS:]
+        is_whole, is_packed, size = True, True, itemsize
+        for axis in range(len(shape) - 1, -1, -1):
+            is_whole = is_whole and extents[axis] == shape[axis]
+            is_packed = is_packed and strides[0, axis] == size
+            size *= shape[axis]
+        if kind == RAW and is_whole and strides[0, -1] == itemsize:
+            return _in_runs(descriptor, source, strides[0], extents, itemsize, True)
+        if not (is_whole and is_packed):
+            if not is_whole:
+                samples[:] = 0
+            _copy(samples.ctypes.data + row[INSIDE], strides[1], source, strides[0], extents, itemsize)
+            source = samples.ctypes.data
+        if kind == BLOSC:
+            level, shuffle = options[0], options[1]
+            nbytes = np.int64(
+                _compress(
+                    encoder, level, shuffle, itemsize, nbytes, source, encoded.ctypes.data, len(encoded),
+                    codec.ctypes.data,
+                )
+            )  # fmt: skip
+            source = encoded.ctypes.data
+            if nbytes <= 0:
+                return False
+    return _pwrite(descriptor, source, nbytes, 0) == nbytes
+
+
+@compiled
+def write_chunks(
+    next_row: Table, table: Table, ends: NDArray[np.int8], names: Memory, folder: int, begun: int, temporary: Memory,
+    kind: int, encoder: int, options: Table, codec: Memory, strides: Table, shape: Table, itemsize: int,
+    samples: Memory, encoded: Memory,
+) -> None:  # fmt: skip
+    """Write files of one chunk each, until the table has no further row: each is old or new, never partial.
+
+    folder    : below which the files' folders, PARENT, must exist; no link is followed
+    begun     : the folder of unfinished files; `temporary`: a name there, of this thread, until a file is whole
+    options   : level and shuffle of Blosc; `codec`: its name, which ends with 0
+    The others are as `read_chunks` has them; of ENCODED chunks, PART and LENGTH are the bytes. What a chunk has beyond
+    its part is zero.
+    """
+    parent, known = np.int64(-1), np.int64(-1)
+    while True:
+        number = _take(next_row.ctypes.data)
+        if number >= len(table):
+            break
+        row = table[number]
+        if row[PARENT] != known:
+            if parent >= 0:
+                _close(parent)
+            known = row[PARENT]
+            parent = _open(folder, names[known:].ctypes.data, _FOLDER, 0, NO_LINKS)
+        if parent < 0:
+            continue
+        descriptor = _open(begun, temporary.ctypes.data, _CREATE, 0o666, NO_LINKS)
+        if descriptor < 0:
+            continue
+        is_done = _write_file(
+            row, kind, encoder, options, codec, strides, shape, itemsize, samples, encoded, descriptor
+        )
+        is_done = _close(descriptor) == 0 and is_done
+        if is_done and _renameat(begun, temporary.ctypes.data, parent, names[row[NAME] :].ctypes.data) == 0:
+            ends[number] = DONE
+    if parent >= 0:
+        _close(parent)

@@ -1,0 +1,177 @@
+"""The chunk files of a region, read or written together by the loops of `pipeline.codecs.file_loops`."""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.codecs import file_loops as loops
+from pipeline.codecs.chunk_codec import ChunkCodec
+from pipeline.codecs.parallel import for_each, threads_for
+from pipeline.codecs.scratch import scratch
+from pipeline.formats.image.zarr.chunk_files import ChunkFiles
+from pipeline.formats.image.zarr.stored_array import Place, StoredArray
+from pipeline.storage.confinement import is_confined, open_beneath
+from pipeline.storage.partial import PartialFolder
+
+
+class ChunkPart(NamedTuple):
+    """The part of a chunk that lies in a region.
+
+    into, within : where in the region's array, and in the chunk
+    memory       : address of the decoded chunk, which is kept; 0: it is not
+    is_held      : whether it is there already
+    """
+
+    place: Place
+    into: tuple[slice, ...]
+    within: tuple[slice, ...]
+    memory: int = 0
+    is_held: bool = False
+
+
+class _Table:
+    """The rows of some chunks, and the bytes of names."""
+
+    def __init__(self, codec: ChunkCodec, count: int, axes: int) -> None:
+        self.codec, self.names = codec, bytearray()
+        self.rows = np.zeros((count, loops.EXTENTS + axes), np.int64)
+        self.ends = np.full(count, loops.LEFT, np.int8)
+        self.strides, self.shape = np.zeros((2, axes), np.int64), np.zeros(axes, np.int64)
+        self._next_row = np.zeros(1, np.int64)
+
+    @classmethod
+    def of_parts(cls, codec: ChunkCodec, parts: Sequence[ChunkPart], target: NDArray[Any]) -> Self:
+        itemsize = codec.dtype.itemsize
+        chunk_strides = [math.prod(codec.shape[axis + 1 :]) * itemsize for axis in range(len(codec.shape))]
+        # Along axes of chunks of one sample, every part has one.
+        axes = [axis for axis, size in enumerate(codec.shape) if size > 1] or [len(codec.shape) - 1]
+        table = cls(codec, len(parts), len(axes))
+        table.strides[:] = [[each[axis] for axis in axes] for each in (target.strides, chunk_strides)]
+        table.shape[:] = [codec.shape[axis] for axis in axes]
+        into = np.array([[span.start for span in part.into] for part in parts], np.int64)
+        within = np.array([[span.start for span in part.within] for part in parts], np.int64)
+        extents = np.array([[span.stop - span.start for span in part.within] for part in parts], np.int64)
+        table.rows[:, loops.PART] = target.ctypes.data + into @ np.array(target.strides, np.int64)
+        table.rows[:, loops.INSIDE] = within @ np.array(chunk_strides, np.int64)
+        table.rows[:, loops.EXTENTS :] = extents[:, axes]
+        return table
+
+    def add_name(self, name: str) -> int:
+        """Its offset among the names."""
+        at = len(self.names)
+        self.names += os.fsencode(name) + b"\0"
+        return at
+
+    def run(self, loop: Any, *given: Any, needs_encoded: bool) -> list[int]:
+        """Call a loop in several threads, with the memory of each; returns the rows that are left."""
+        codec, names = self.codec, np.frombuffer(self.names, np.uint8)
+
+        def share(_: int) -> None:
+            samples = scratch("samples", codec.nbytes)
+            encoded = scratch("encoded", codec.limits[-1] if needs_encoded else 0)
+            loop(self._next_row, self.rows, self.ends, names, *given, samples, encoded)
+
+        for_each(share, range(threads_for(len(self.rows), codec.nbytes)))
+        return np.flatnonzero(self.ends != loops.DONE).tolist()
+
+
+def kind_of(array: StoredArray) -> int | None:
+    """The loops' kind of an array's chunks, each in a file of its own; None if the loops do not have it."""
+    codec = array.codec
+    if array.index is not None or not codec.is_plain:
+        return None
+    names = [stage.name for stage in codec.stages]
+    if names == ["blosc"] and all(loops.blosc_functions()):
+        return loops.BLOSC
+    return None if names else loops.RAW
+
+
+def read_together(files: ChunkFiles, kind: int, parts: Sequence[ChunkPart], target: NDArray[Any]) -> list[int]:
+    """Read and decode chunks, and copy their parts to `target`, the region's array with the file's axes.
+
+    Returns those that are left: read each alone, to read it another way, or to name its fault.
+    """
+    array = files.array
+    if not parts:
+        return []
+    table = _Table.of_parts(array.codec, parts, target)
+    for row, part in zip(table.rows, parts, strict=True):
+        row[loops.MEMORY], row[loops.HELD] = part.memory, part.is_held
+        if part.is_held:
+            continue
+        row[loops.NAME] = table.add_name(array.name(part.place))
+    try:
+        folder = open_beneath(files.folder, os.O_PATH | os.O_DIRECTORY)
+    except OSError:
+        return list(range(len(parts)))
+    try:
+        return table.run(
+            loops.read_chunks, folder, loops.NO_LINKS if is_confined(files.folder) else 0, kind,
+            loops.blosc_functions()[0], table.strides, table.shape,
+            np.full(1, array.fill_value, array.codec.dtype).view(np.uint8), needs_encoded=kind == loops.BLOSC,
+        )  # fmt: skip
+    finally:
+        os.close(folder)
+
+
+def write_together(
+    folder: PartialFolder, name: str, array: StoredArray, kind: int, parts: Sequence[ChunkPart], source: NDArray[Any]
+) -> list[int]:
+    """Encode and store files of one chunk each, in the folder `name`, of the parts of `source`: all that they have.
+
+    Returns those that are left: store each alone.
+    """
+    if not parts:
+        return []
+    table = _Table.of_parts(array.codec, parts, source)
+    return _written(table, folder, name, array, kind, [part.place for part in parts])
+
+
+def write_encoded(
+    folder: PartialFolder, name: str, array: StoredArray, chunks: Mapping[Place, NDArray[np.uint8]]
+) -> list[int]:
+    """As `write_together`, of encoded chunks."""
+    table = _Table(array.codec, len(chunks), 1)
+    for row, chunk in zip(table.rows, chunks.values(), strict=True):
+        row[loops.PART], row[loops.LENGTH] = chunk.ctypes.data, len(chunk)
+    return _written(table, folder, name, array, loops.ENCODED, list(chunks))
+
+
+def _written(
+    table: _Table, folder: PartialFolder, name: str, array: StoredArray, kind: int, places: Sequence[Place]
+) -> list[int]:
+    parents: dict[str, int] = {}
+    for row, place in zip(table.rows, places, strict=True):
+        parent, _, last = f"{name}/{array.name(place)}".rpartition("/")
+        if parent not in parents:
+            parents[parent] = table.add_name(parent)
+        row[loops.PARENT], row[loops.NAME] = parents[parent], table.add_name(last)
+    options: Mapping[str, Any] = {"clevel": 0, "shuffle": 0, "cname": ""}
+    encoder = 0
+    if kind == loops.BLOSC:
+        options, encoder = array.codec.stages[0].options, loops.blosc_functions()[1]
+    levels = np.array([options["clevel"], options["shuffle"]], np.int64)
+    codec = _bytes(options["cname"])
+
+    with folder.open_folders(parents) as (opened, begun, unfinished):
+
+        def loop(next_row: Any, rows: Any, ends: Any, names: Any, samples: Any, encoded: Any) -> None:
+            temporary = _bytes(f"{unfinished}-{threading.get_ident()}")
+            loops.write_chunks(
+                next_row, rows, ends, names, opened, begun, temporary, kind, encoder, levels, codec, table.strides,
+                table.shape, array.codec.dtype.itemsize, samples, encoded,
+            )  # fmt: skip
+
+        return table.run(loop, needs_encoded=kind == loops.BLOSC)
+
+
+def _bytes(name: str) -> NDArray[np.uint8]:
+    """The name, and a zero."""
+    return np.frombuffer(bytearray(os.fsencode(name) + b"\0"), np.uint8)
