@@ -198,7 +198,10 @@ class ZarrReader(ImageReader):
         for piece in pieces:
             place, into, within = zip(*piece, strict=True)
             parts.append(ChunkPart(place, into, within))
-        kept = [number for number, part in enumerate(parts) if self._is_kept(part.place)]
+        # The system keeps the files of uncompressed chunks, so that a part is read again sooner than copied.
+        kept = [
+            number for number, part in enumerate(parts) if not self._is_raw and self._cache.is_used_again(part.place)
+        ]
         claims = dict(zip(kept, self._cache.claim([parts[n].place for n in kept], self._chunk_bytes, at), strict=True))
         taken = {number: claim for number, claim in claims.items() if claim is not None}
         for number, claim in taken.items():
@@ -212,10 +215,6 @@ class ZarrReader(ImageReader):
             made = [None if number in left else self._samples(claim.samples) for number, claim in taken.items()]
             self._cache.release(list(taken.values()), made, at)
         return [piece for number, piece in enumerate(pieces) if number in left or number not in chosen]
-
-    def _is_kept(self, place: Place) -> bool:
-        """Whether a chunk goes through the cache: an uncompressed one if it is known to be used again."""
-        return self._cache.is_shared(place) if self._is_raw else self._cache.is_used_again(place)
 
     def _samples(self, memory: NDArray[Any]) -> NDArray[Any]:
         return memory.view(self.header.dtype).reshape(self._chunk)
