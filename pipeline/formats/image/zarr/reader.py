@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.codecs.block_cache import BlockCache
+from pipeline.codecs.file_loops import RAW
 from pipeline.codecs.packed import NotPackedError, PackedBlocks, Packing
 from pipeline.codecs.parallel import for_each, items_at_once, split
 from pipeline.codecs.zarr_codecs import LARGEST_BYTES, chunks_of, use_bounded_codecs
@@ -171,7 +172,7 @@ class ZarrReader(ImageReader):
         self._schedule = schedule
 
     def hold_at_most(self, budget_bytes: int) -> int:
-        return 0 if self._in_parts else self._cache.hold_at_most(budget_bytes)
+        return 0 if self._in_parts or self._kind == RAW else self._cache.hold_at_most(budget_bytes)
 
     def close(self) -> None:
         """Nothing is held open."""
@@ -199,9 +200,7 @@ class ZarrReader(ImageReader):
             place, into, within = zip(*piece, strict=True)
             parts.append(ChunkPart(place, into, within))
         # The system keeps the files of uncompressed chunks, so that a part is read again sooner than copied.
-        kept = [
-            number for number, part in enumerate(parts) if not self._is_raw and self._cache.is_used_again(part.place)
-        ]
+        kept = [number for number, part in enumerate(parts) if kind != RAW and self._cache.is_used_again(part.place)]
         claims = dict(zip(kept, self._cache.claim([parts[n].place for n in kept], self._chunk_bytes, at), strict=True))
         taken = {number: claim for number, claim in claims.items() if claim is not None}
         for number, claim in taken.items():

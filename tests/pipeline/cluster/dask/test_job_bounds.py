@@ -124,6 +124,8 @@ def _count_decodes():
     from collections import Counter
 
     from pipeline.codecs.block_cache import BlockCache
+    from pipeline.formats.image.zarr import reader
+    from pipeline.formats.image.zarr.together import read_together
 
     decode, decoded = BlockCache._decoded, Counter()
 
@@ -131,13 +133,19 @@ def _count_decodes():
         decoded[key] += 1
         return decode(cache, key, *arguments)
 
+    def together(files, kind, parts, target):
+        decoded.update(part.place for part in parts if not part.is_held)
+        return read_together(files, kind, parts, target)
+
     BlockCache.undone, BlockCache.counts, BlockCache._decoded = decode, decoded, counted
+    reader.read_together = together
 
 
 def _counted_decodes():
     from pipeline.codecs.block_cache import BlockCache
+    from pipeline.formats.image.zarr import reader, together
 
-    BlockCache._decoded = BlockCache.undone
+    BlockCache._decoded, reader.read_together = BlockCache.undone, together.read_together
     return dict(BlockCache.counts)
 
 

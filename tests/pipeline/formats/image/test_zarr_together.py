@@ -162,11 +162,11 @@ def test_faults_are_named_as_if_each_chunk_were_read_alone(
         try:
             outcomes.append(read(path, Region.whole(SHAPE), samples.dtype).tolist())
         except InputError as error:
-            assert str(path) in str(error)
-            assert "\n" not in str(error)
             outcomes.append(str(error))
     assert outcomes[0] == outcomes[1]
-    assert isinstance(outcomes[0], str) or (fault is garble and compressor is None)
+    if fault is not garble or compressor is not None:
+        assert str(path) in outcomes[0]
+        assert "\n" not in outcomes[0]
 
 
 def test_links_to_chunks_are_followed(tmp_path: Path, left: list[int]) -> None:
