@@ -25,6 +25,7 @@ from kernels.runtime.compiled import compiled
 
 RAW, BLOSC, ENCODED = 0, 1, 2  # kinds of chunks; the last are written as they are
 LEFT, DONE = 0, 1  # what has become of a chunk
+NONE, FAULT = -1, -2  # in place of a descriptor
 NO_LINKS = 0x04 | 0x08  # in `resolve`: RESOLVE_NO_SYMLINKS, RESOLVE_BENEATH
 
 # Columns of a table with a row for each chunk. NAME, PARENT: offsets in `names`. MEMORY: of the
@@ -317,6 +318,46 @@ def read_chunks(
         ends[number] = _read_chunk(
             table[number], names, folder, resolve, kind, decoder, strides, shape, item, samples, encoded
         )
+
+
+@compiled
+def open_files(files: Table, heads: Memory, names: Memory, name_at: Table, folder: int, resolve: int) -> None:
+    """Open files, and read how each begins.
+
+    files : (files, 2): becomes a descriptor, NONE if there is no such file or FAULT, and the file's bytes
+    heads : (files, bytes)
+    """
+    link = np.empty(1, np.uint8)
+    for number in range(len(files)):
+        name = names[name_at[number] :].ctypes.data
+        descriptor = _open(folder, name, _READ, 0, resolve)
+        files[number, 0] = descriptor
+        if descriptor < 0:
+            is_missing = descriptor == -_ENOENT and _readlinkat(folder, name, link.ctypes.data, 1) < 0
+            files[number, 0] = NONE if is_missing else FAULT
+            continue
+        files[number, 1] = _size(descriptor)
+        some = min(files[number, 1], heads.shape[1])
+        if some < 0 or _pread(descriptor, heads[number].ctypes.data, some, 0) != some:
+            _close(descriptor)
+            files[number, 0] = FAULT
+
+
+@compiled
+def read_spans(spans: Table) -> bool:
+    """Read parts of open files. `spans`: descriptor, offset, address and bytes of each. Returns whether all are read."""
+    for descriptor, offset, address, nbytes in spans:
+        if _pread(descriptor, address, nbytes, offset) != nbytes:
+            return False
+    return True
+
+
+@compiled
+def close_files(files: Table) -> None:
+    """Close what `open_files` has opened."""
+    for number in range(len(files)):
+        if files[number, 0] >= 0:
+            _close(files[number, 0])
 
 
 @compiled

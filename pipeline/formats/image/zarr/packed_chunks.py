@@ -12,12 +12,11 @@ from pipeline.codecs.blosc import HEADER_BYTES, BloscHeader, read_header
 from pipeline.codecs.chunk_codec import ChunkCodec
 from pipeline.codecs.packed import NotPackedError, Packing
 from pipeline.codecs.scratch import scratch
-from pipeline.formats.image.zarr.chunk_files import ChunkFiles, StoredBytes
-from pipeline.formats.image.zarr.stored_array import Place
+from pipeline.formats.image.zarr.chunk_files import StoredBytes
 
 _LZ4_SIZE_BYTES = 4  # before numcodecs' LZ4
-# Read at once of a chunk that is needed in part: the header and a table of a thousand blocks.
-_HEAD_BYTES = 4096
+# Of a chunk, read first: the header and a table of a thousand blocks.
+HEAD_BYTES = 4096
 
 
 def can_be_packed(codec: ChunkCodec) -> bool:
@@ -33,26 +32,29 @@ def can_be_packed(codec: ChunkCodec) -> bool:
 
 
 def pack_chunk(
-    packing: Packing, files: ChunkFiles, place: Place, within: Sequence[slice], origin: tuple[int, ...]
+    packing: Packing, codec: ChunkCodec, stored: StoredBytes | None, within: Sequence[slice], origin: tuple[int, ...]
 ) -> None:
     """Add a chunk's blocks that hold the samples `within` it. `origin`: its first sample in the region.
 
+    Only what lies in the first `HEAD_BYTES` is looked at: the rest may be read later.
+
     NotPackedError if the processor must decode it; raises as `ChunkFiles.read`.
     """
-    codec = files.array.codec
     first, last = _bytes_of(codec, within)
-    with files.stored(place) as stored:
-        if stored is None:
-            packing.add_fill(origin, codec.nbytes)
-        elif codec.stages[0].name == "blosc":
-            _pack_blosc(packing, stored, codec.nbytes, first, last, origin)
-        else:
-            skipped = _LZ4_SIZE_BYTES if codec.stages[0].name == "lz4" else 0
-            at, data = packing.take(stored.nbytes)
-            stored.read(0, data)
-            if skipped and data[:skipped].tobytes() != codec.nbytes.to_bytes(skipped, "little"):
-                raise NotPackedError("LZ4 of another size")  # of which the processor's decoder tells
-            packing.add_streams([origin], codec.stages[0].name, [at + skipped], [stored.nbytes - skipped], codec.nbytes)
+    if stored is None:
+        packing.add_fill(origin, codec.nbytes)
+        return
+    head = scratch("encoded", min(HEAD_BYTES, stored.nbytes))
+    stored.read(0, head)
+    if codec.stages[0].name == "blosc":
+        _pack_blosc(packing, stored, head, codec.nbytes, first, last, origin)
+        return
+    skipped = _LZ4_SIZE_BYTES if codec.stages[0].name == "lz4" else 0
+    if skipped and head[:skipped].tobytes() != codec.nbytes.to_bytes(skipped, "little"):
+        raise NotPackedError("LZ4 of another size")  # of which the processor's decoder tells
+    at, data = packing.take(stored.nbytes)
+    stored.read(0, data)
+    packing.add_streams([origin], codec.stages[0].name, [at + skipped], [stored.nbytes - skipped], codec.nbytes)
 
 
 def _bytes_of(codec: ChunkCodec, within: Sequence[slice]) -> tuple[int, int]:
@@ -64,20 +66,18 @@ def _bytes_of(codec: ChunkCodec, within: Sequence[slice]) -> tuple[int, int]:
 
 
 def _pack_blosc(
-    packing: Packing, stored: StoredBytes, nbytes: int, first: int, last: int, origin: tuple[int, ...]
-) -> None:
+    packing: Packing, stored: StoredBytes, head: NDArray[np.uint8], nbytes: int, first: int, last: int,
+    origin: tuple[int, ...],
+) -> None:  # fmt: skip
+    header = _header(head, stored.nbytes, nbytes)
     if last - first == nbytes:
         at, data = packing.take(stored.nbytes)
         stored.read(0, data)
-        header = _header(data, stored.nbytes, nbytes)
         if header.is_stored:
             packing.add_stored(origin, at + HEADER_BYTES, 0, nbytes)
         else:
             packing.add_blosc(origin, header, at, stored.nbytes, range(header.blocks))
         return
-    head = scratch("encoded", min(_HEAD_BYTES, stored.nbytes))
-    stored.read(0, head)
-    header = _header(head, stored.nbytes, nbytes)
     if header.is_stored:
         at, data = packing.take(last - first)
         stored.read(HEADER_BYTES + first, data)

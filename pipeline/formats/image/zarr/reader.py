@@ -34,13 +34,13 @@ from pipeline.formats.image.base import (
     require_fit,
 )
 from pipeline.formats.image.metadata.notes import Notes
-from pipeline.formats.image.zarr.chunk_files import ChunkFiles
+from pipeline.formats.image.zarr.chunk_files import ChunkFiles, StoredBytes
 from pipeline.formats.image.zarr.chunk_objects import ChunkObjects
 from pipeline.formats.image.zarr.layout import Layout, find_array
 from pipeline.formats.image.zarr.nodes import UnusualError, node
 from pipeline.formats.image.zarr.packed_chunks import can_be_packed, pack_chunk
 from pipeline.formats.image.zarr.stored_array import Place, StoredArray, stored_array
-from pipeline.formats.image.zarr.together import ChunkPart, kind_of, read_together
+from pipeline.formats.image.zarr.together import ChunkPart, kind_of, read_together, stored_together
 from pipeline.storage.objects import ObjectPath, failure
 from pipeline.storage.positional import reading
 
@@ -136,11 +136,11 @@ class ZarrReader(ImageReader):
         wanted = self._wanted(region)
         packing = Packing(memory, self._chunk, self.header.dtype.itemsize, files.array.fill_value)
 
-        def pack(piece: _Piece) -> None:
+        def pack(piece: _Piece, stored: StoredBytes | None) -> None:
             place, _, within = zip(*piece, strict=True)
             origin = tuple(n * size - start for n, size, (start, _) in zip(place, self._chunk, wanted, strict=True))
             try:
-                pack_chunk(packing, files, place, within, origin)
+                pack_chunk(packing, files.array.codec, stored, within, origin)
             except NotPackedError:
                 raise
             except Exception:
@@ -148,8 +148,10 @@ class ZarrReader(ImageReader):
                     raise
 
         try:
-            for piece in self._pieces(wanted):  # other readers are at work too; a pool would take longer to wake
-                pack(piece)
+            pieces = self._pieces(wanted)  # other readers are at work too; a pool would take longer to wake
+            with stored_together(files, [tuple(number for number, _, _ in piece) for piece in pieces]) as stored:
+                for piece, each in zip(pieces, stored, strict=True):
+                    pack(piece, each)
             return replace(packing.packed(), view=self._in_stored_order)
         except NotPackedError:
             return None
