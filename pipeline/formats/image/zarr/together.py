@@ -155,7 +155,7 @@ def stored_together(files: ChunkFiles, places: Sequence[Place]) -> Iterator[Iter
     try:
         with _opened(files.folder) as (folder, resolve):
             loops.open_files(found, heads, np.frombuffer(names, np.uint8), name_at, folder, resolve)
-        yield [stored(*each, head) for each, head in zip(found.tolist(), heads, strict=True)]
+        yield [stored(*each) for each in zip(*found.T.tolist(), heads, strict=True)]
         if spans and not loops.read_spans(np.array(spans, np.int64)):
             raise NotPackedError("a file that was cut short")
     except OSError as error:

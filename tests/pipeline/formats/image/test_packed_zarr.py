@@ -104,6 +104,28 @@ def test_what_only_the_processor_decodes(tmp_path, compressors):
     assert not check(tmp_path / "a.zarr", image, Region.whole(SHAPE))
 
 
+@pytest.mark.parametrize("fault", ["link", "long", "folder"])
+def test_files_that_do_not_open_are_left_to_the_processor(tmp_path, fault):
+    image = samples("uint16")
+    array = zarr.create_array(store=str(tmp_path / "a.zarr"), shape=SHAPE, chunks=CHUNK, dtype="uint16", fill_value=3)
+    array[:] = image
+    chunk = tmp_path / "a.zarr" / "c" / "1" / "1"
+    data = chunk.read_bytes()
+    chunk.unlink()
+    image[53:106, 101:202] = 3
+    assert check(tmp_path / "a.zarr", image, Region.whole(SHAPE))  # a chunk that is not stored
+    if fault == "link":
+        chunk.symlink_to("nowhere")
+    elif fault == "long":
+        chunk.write_bytes(data * 3)
+    else:
+        chunk.mkdir()
+    with open_image(tmp_path / "a.zarr") as reader:
+        assert reader.read_packed(Region.whole(SHAPE), np.empty(2 * image.nbytes + (1 << 20), np.uint8)) is None
+        with pytest.raises(InputError, match="1/1"):
+            reader.read(Region.whole(SHAPE), np.empty(SHAPE, np.uint16))
+
+
 def test_a_full_memory_leaves_the_region_to_the_processor(tmp_path):
     image = samples("uint16")
     array = zarr.create_array(
