@@ -189,9 +189,10 @@ class ZarrReader(ImageReader):
         if self._files is None or self._kind is None:
             return pieces
         left: list[_Piece] = []
-        count = items_at_once(len(pieces), self._chunk_bytes)
-        for first in range(0, len(pieces), count):
-            left += self._left_of_group(self._files, self._kind, pieces[first : first + count], target, at)
+        # Memory for decoded chunks bounds a group.
+        groups = 1 if self._kind == RAW else -(-len(pieces) // items_at_once(len(pieces), self._chunk_bytes))
+        for number in range(groups):
+            left += self._left_of_group(self._files, self._kind, pieces[number::groups], target, at)
         return left
 
     def _left_of_group(
