@@ -65,18 +65,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if not _needs_a_gpu(item)]
 
 
+# What thousands of tests are made of is there to the end: a search for garbage would go through it again and again.
+gc.disable()
+
+
 def pytest_collection_finish() -> None:
-    """What thousands of tests are made of is there to the end: the search for garbage need not go through it again."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def _fewest(items: list[pytest.Item]) -> list[pytest.Item]:
     """Of every kernel test's cases two of each kind, of middling size: looking for races makes each very long."""
     groups: dict[object, list[pytest.Item]] = {}
     for item in items:
-        whole = item.path.name == "test_cuda.py" and (item.path, getattr(item, "originalname", item.name))
-        groups.setdefault((whole or item, *map(_kind, _parameters(item))), []).append(item)
+        # That file leaves out launches by itself.
+        alone = item.path.name == "test_cuda_entries.py"
+        which = item if alone else (item.path, getattr(item, "originalname", item.name))
+        groups.setdefault((which, *map(_kind, _parameters(item))), []).append(item)
     kept = set()
     for group in groups.values():
         group.sort(key=lambda item: sum(case.bytes() for case in _parameters(item) if hasattr(case, "bytes")))

@@ -1,7 +1,6 @@
-"""Blocks of compressed files to and from the samples of a region, on NumPy arrays (CPU) and CuPy arrays (CUDA).
+"""Blocks of compressed files to and from the samples of a region, on CUDA; the processor has libraries for them.
 
-A file's chunk is an array in C order, cut into blocks of bytes that may be shuffled as by Blosc. `place` undoes the
-shuffle and moves each sample to its place in a region; what lies outside the region is skipped.
+A file's chunk is an array in C order, cut into blocks of bytes that may be shuffled as by Blosc, and encoded as LZ4.
 
 Source: c-blosc 1.21, README_CHUNK_FORMAT.rst.
 """
@@ -12,9 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-__all__ = ["AXES", "BITS", "BLOCK", "BYTES", "FILL", "NO_SHUFFLE", "Places", "place"]
+__all__ = ["AXES", "BITS", "BLOCK", "BYTES", "FILL", "NO_SHUFFLE", "Places"]
 
 AXES = 6
 NO_SHUFFLE, BYTES, BITS = 0, 1, 2
@@ -39,28 +37,3 @@ class Places:
     chunk: tuple[int, ...]
     fill_value: Any
     longest: int
-
-
-def place(decoded: Any, blocks: Any, origins: Any, region: Any, places: Places, *, stream: Any = None) -> None:
-    """Fill `region` from blocks.
-
-    decoded : uint8, the blocks' bytes
-    blocks  : (n,) of `BLOCK`; on a GPU uint8 of the same bytes
-    origins : int32 (chunks, axes): each chunk's first sample in the region, possibly negative
-    region  : of any strides, of 1, 2, 4 or 8 bytes a sample; whole samples make a block
-    stream  : CUDA stream to launch on; default CuPy's current stream
-    """
-    if isinstance(region, np.ndarray):
-        from kernels.blocks import cpu
-
-        cpu.place(decoded, blocks, origins, region, places)
-    else:
-        from kernels.blocks import cuda
-
-        cuda.place(decoded, blocks, origins, region, places, stream=stream)
-
-
-def fill_bits(places: Places, dtype: np.dtype[Any]) -> int:
-    """The fill value's bits."""
-    value: NDArray[Any] = np.array(places.fill_value, dtype)
-    return int.from_bytes(value.tobytes(), "little")

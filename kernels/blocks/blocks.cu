@@ -7,6 +7,7 @@
 //
 // Floor on an H200: a sample is read and written once, 4.2 TB/s; the bus that brings it carries 0.05 TB/s.
 //
+//   decode_lz4     : a warp a stream (lz4.cuh)
 //   copy_streams   : bytes that the file holds as they are
 //   check_streams  : the first stream that did not decode to its size
 //   check_sums     : the same by the checksums of zlib streams, which follow them (Adler-32, RFC 1950)
@@ -37,6 +38,8 @@ struct Block {
     int typesize;
     int shuffle;   // NO_SHUFFLE, BYTES or bits
 };
+
+#include "lz4.cuh"
 
 // The axes of chunk and region, padded with leading ones; strides of the region's array in samples.
 struct Placing {

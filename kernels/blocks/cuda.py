@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from kernels.blocks import AXES, Places, fill_bits
+import numpy as np
+
+from kernels.blocks import AXES, Places
 from kernels.runtime.ladder import Variant
 from kernels.runtime.launch import blocks_of, kernel, on_stream
 
@@ -41,6 +43,18 @@ def copy_streams(streams: Streams, count: int, longest: int, stream: Any) -> Non
         kernel("blocks", "copy_streams").launch(grid, (THREADS,), (streams,), stream=stream)
 
 
+def decode_lz4(streams: Streams, count: int, fault: Any, stream: Any) -> None:
+    """Decode streams of LZ4, of any bytes. Lowers `fault`, an int32, to the index of the first that is damaged."""
+    if count:
+        kernel("blocks", "decode_lz4").launch((count,), (32,), (streams, fault), stream=stream)
+
+
+def encode_lz4(streams: Streams, count: int, stream: Any) -> None:
+    """Encode streams as LZ4; `target_bytes` become the encoded bytes, or the stream's own if it would not shrink.
+    The targets have room for the streams as they are."""
+    kernel("blocks", "encode_lz4").launch((count,), (32,), (streams,), stream=stream)
+
+
 def check_streams(streams: Streams, statuses: Any, decoded: Any, count: int, fault: Any, stream: Any) -> None:
     """Lower `fault`, an int32, to the index of the first stream whose status or decoded bytes are wrong."""
     if count:
@@ -64,7 +78,13 @@ def add_rows(decoded: Any, blocks: Any, itemsize: int, row: tuple[int, int], lon
 
 
 def place(decoded: Any, blocks: Any, origins: Any, region: Any, places: Places, *, stream: Any = None) -> None:
-    """As `kernels.blocks.place`; the rows of `origins` have `AXES` numbers, zeros first."""
+    """Fill `region` from blocks: undo their shuffle and move each sample to its place; those outside are skipped.
+
+    decoded : uint8, the blocks' bytes
+    blocks  : uint8, the bytes of (n,) of `kernels.blocks.BLOCK`
+    origins : int32 (chunks, AXES): each chunk's first sample in the region, possibly negative; zeros for absent axes
+    region  : of any strides, of 1, 2, 4 or 8 bytes a sample; whole samples make a block
+    """
     count = blocks.nbytes // 32
     if not count:
         return
@@ -76,10 +96,10 @@ def place(decoded: Any, blocks: Any, origins: Any, region: Any, places: Places, 
 
 
 def _placing(region: Any, places: Places) -> Placing:
-    absent = AXES - region.ndim
+    absent, fill = AXES - region.ndim, np.array(places.fill_value, region.dtype)
     return Placing(
         strides=(ctypes.c_longlong * AXES)(*[0] * absent, *(each // region.itemsize for each in region.strides)),
-        fill=fill_bits(places, region.dtype),
+        fill=int.from_bytes(fill.tobytes(), "little"),
         chunk=(ctypes.c_int * AXES)(*[1] * absent, *places.chunk),
         region=(ctypes.c_int * AXES)(*[1] * absent, *region.shape),
     )
@@ -135,6 +155,7 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType(
             summary="decoded blocks to a region, a thread a sample",
             entries=(
                 "copy_streams",
+                "decode_lz4",
                 "check_streams",
                 "check_sums",
                 *(f"{step}<{name}>" for step in ("add_rows", "place") for name in TYPES.values()),
@@ -144,6 +165,7 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType(
         "pack": Variant(
             summary="a region to Blosc chunks, a thread a sample or a byte",
             entries=(
+                "encode_lz4",
                 "measure_chunks",
                 *(f"{step}<{name}>" for step in ("cut", "pack_chunks") for name in TYPES.values()),
             ),

@@ -29,9 +29,13 @@ __device__ inline void end_copy_group() {
 #endif
 }
 
-// Waits for all of the thread's groups but the last.
-__device__ inline void wait_for_copies_but_last() {
+// Waits for all of the thread's groups but the last COUNT.
+template <int COUNT>
+__device__ inline void wait_for_copies_but() {
 #if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.wait_group 1;" ::: "memory");
+    asm volatile("cp.async.wait_group %0;" ::"n"(COUNT) : "memory");
 #endif
 }
+
+// Waits for all of the thread's groups but the last.
+__device__ inline void wait_for_copies_but_last() { wait_for_copies_but<1>(); }

@@ -12,14 +12,22 @@
 // Kernels, naive to fast:
 //   rank_gather (gather.cuh)     one thread per result, by bisection of the keys: each step counts the window's samples
 //   rank_ordered (ordered.cuh)   a moving window over the sorted samples of a tile: cost grows with the window's surface
-//   median_square (square.cuh)   medians of 3 × 3, 5 × 5 and 7 × 7, by networks in registers that neighbours share
-//   median_cube (cube.cuh)       medians of 3 × 3 × 3 and 5 × 5 × 5, likewise
-//   extreme_box (box.cuh)        minima and maxima of boxes of two axes in one pass over memory, at a cost that does not grow
+//   rank_columns (columns.cuh)   boxes of medium size: counts of the columns of a sorted tile, at a cost that hardly grows
 //                                with the window
-//   extreme_rows (extremes.cuh)  those along rows of pixels with channels
+//   median_tile (tile.cuh)       medians of squares of 9 to 15, by networks in registers, tiles within tiles
+//   median_square (square.cuh)   medians of 3 × 3, 5 × 5 and 7 × 7, by networks in registers that neighbours share
+//   median_rows (rows.cuh)       those of 3 × 3, if rows are aligned: one pass down rows of registers
+//   median_cube (cube.cuh)       medians of 3 × 3 × 3 and 5 × 5 × 5, likewise
+//   extreme_box, extreme_strip   minima and maxima of boxes of two axes in one pass over memory, at a cost that does not grow
+//                                with the window (extremes/box.cuh, extremes/strip.cuh)
+//   extreme_rows                 those along rows of pixels with channels (extremes/words.cuh)
 
-#include "cuda/box.cuh"
+#include "cuda/columns.cuh"
 #include "cuda/cube.cuh"
+#include "cuda/extremes/box.cuh"
+#include "cuda/extremes/strip.cuh"
 #include "cuda/gather.cuh"
 #include "cuda/ordered.cuh"
+#include "cuda/rows.cuh"
 #include "cuda/square.cuh"
+#include "cuda/tile.cuh"

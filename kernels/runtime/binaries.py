@@ -63,8 +63,9 @@ def _source_files(source: Path) -> tuple[Path, ...]:
     found: dict[Path, None] = {source: None}
     waiting = [source]
     while waiting:
-        for name in _INCLUDED.findall(waiting.pop().read_text(encoding="utf-8")):
-            for folder in (source.parent, INCLUDE):
+        including = waiting.pop()
+        for name in _INCLUDED.findall(including.read_text(encoding="utf-8")):
+            for folder in (including.parent, source.parent, INCLUDE):
                 header = folder / name
                 if header.is_file() and header not in found:
                     found[header] = None

@@ -165,7 +165,10 @@ def observe(run: Callable[[], Any]) -> list[Launch]:
 class Repeat:
     """Repeats recorded launches on other arrays: see `record`."""
 
-    def __init__(self, launches: Sequence[tuple[_Prepared, Sequence[int | None]]]) -> None:
+    def __init__(
+        self, launches: Sequence[tuple[_Prepared, Sequence[int | None]]], made_bytes: Sequence[int] = ()
+    ) -> None:
+        self.made_bytes = tuple(made_bytes)  # of the arrays that the run made
         # For each launch: the positions of its array arguments, and the index of each among the run's arrays.
         self._launches = [
             (prepared, [(place, which) for place, which in enumerate(arrays) if which is not None])
@@ -173,7 +176,8 @@ class Repeat:
         ]
 
     def launch(self, arrays: Sequence[int], stream: int) -> None:
-        """arrays: pointers to arrays laid out like the run's, in the same order; stream: a CUDA stream's handle.
+        """arrays: pointers to arrays laid out like the run's, in the same order, and to memory of `made_bytes` each;
+        stream: a CUDA stream's handle.
 
         Thread-safe. Raises KernelLaunchError if the driver rejects a launch.
         """
@@ -186,23 +190,24 @@ class Repeat:
             prepared.launch(pointers, stream)
 
 
-def record(run: Callable[[], None], arrays: Sequence[Any]) -> Repeat | None:
+def record(run: Callable[[], Sequence[Any] | None], arrays: Sequence[Any]) -> Repeat | None:
     """Runs `run`, which only launches kernels, and records its launches.
 
+    run    : returns the CuPy arrays that it made for results in between, if any
     arrays : the CuPy arrays that a repeat replaces
 
     Returns a Repeat of the launches on other arrays; None if the run used arrays other than these.
     """
     _recording.launches = []
     try:
-        run()
-        launches, which = [], {array.data.ptr: index for index, array in enumerate(arrays)}
+        made = run() or ()
+        launches, which = [], {array.data.ptr: index for index, array in enumerate((*arrays, *made))}
         for prepared, args in _recording.launches:
             places = [which.get(arg.data.ptr, -1) if hasattr(arg, "__cuda_array_interface__") else None for arg in args]
             if -1 in places:
                 return None
             launches.append((prepared, places))
-        return Repeat(launches)
+        return Repeat(launches, [array.nbytes for array in made])
     finally:
         _recording.launches = None
 

@@ -23,6 +23,8 @@ from kernels.smoothing.axis_rounding import filtered_constant, fma
 from kernels.smoothing.decimation import Stage
 from kernels.smoothing.window import Window
 
+COARSE_UNIT = 4  # the coarsest grid's samples along an axis are a multiple of this, so that rows of float32 are aligned
+
 
 @dataclass(frozen=True, kw_only=True)
 class Resampling:
@@ -40,6 +42,12 @@ class Resampling:
     stage: Stage
     mode: str = "valid"
     fill: Any = 0
+
+
+def shape_after(shape: Sequence[int], steps: Sequence[Resampling]) -> tuple[int, ...]:
+    """That of the results of these steps."""
+    counts = {step.axis: step.count for step in steps}
+    return tuple(counts.get(axis, length) for axis, length in enumerate(shape))
 
 
 class Passes(Protocol):
@@ -111,22 +119,29 @@ class _Grid:
         self._axis = window.axis
         self._offset = window.offset
         first = window.offset + (window.before if window.mode == "valid" else 0)
-        self._down = window.decimation.decimated(first, first + outputs - 1)
+        self._down = window.decimation.decimated(first, first + outputs - 1, multiple=COARSE_UNIT)
         self._up = window.decimation.interpolated(first, first + outputs - 1)
         radius = len(window.half_weights) - 1
+        # The smoothed grid keeps the length of the decimated one, and so its alignment: `margin` samples at its ends,
+        # which lack neighbours, are not used.
+        self._margin = 0 if window.derivative else radius
         self.coarse_window = dataclasses.replace(
-            window, before=radius, after=radius, mode="valid", decimation=None, offset=0
-        )
+            window, before=radius, after=radius, mode="valid" if window.derivative else "nearest", decimation=None,
+            offset=0,
+        )  # fmt: skip
 
     def decimation(self, level: int, mode: str = "valid", fill: Any = 0) -> Resampling:
         stage, (low, high) = self.stages[level], self._down[level + 1]
         held = self._offset if level == 0 else self._down[level][0]  # the coordinate of the first sample
         first = low * stage.factor - stage.reach - held
+        if level == 0 and mode == "valid":
+            mode = "nearest"  # the samples that only fill up the last unit may need any from beyond the edge
         return Resampling(axis=self._axis, first=first, count=high - low + 1, stage=stage, mode=mode, fill=fill)
 
     def interpolation(self, level: int) -> Resampling:
         stage, (low, high) = self.stages[level], self._up[level]
-        return Resampling(axis=self._axis, first=low % stage.factor, count=high - low + 1, stage=stage)
+        first = low % stage.factor + (self._margin * stage.factor if level == len(self.stages) - 1 else 0)
+        return Resampling(axis=self._axis, first=first, count=high - low + 1, stage=stage)
 
 
 def _derivation(window: Window, count: int, fill: Any) -> Resampling:

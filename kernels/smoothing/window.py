@@ -23,7 +23,7 @@ from kernels.smoothing.weights import (
 MAX_TAPS = 1 << 20
 MAX_SAMPLES = 1 << 40  # of a box over all axes: sums of 16-bit samples fit 64 bits
 EXACT_RADIUS = 32  # Gaussians of uint8 are exact if they reach no farther along any axis
-DIRECT_RADIUS = 32  # Gaussians that reach farther are decimated, unless `truncate` or `radius` is given
+DIRECT_RADIUS = 30  # Gaussians that reach farther, and are not exact, are decimated without `truncate` and `radius`
 TRUNCATE = 4.0
 MAX_ORDER = 3  # of derivatives
 
@@ -79,7 +79,8 @@ def gaussian_windows(
     """Gaussians of standard deviation `sigmas` samples along `axes`, which end at `radii` or round(truncate * sigma).
     Takes all axes at once: whether it is exact depends on all of them, and its weights on their order.
 
-    Without radius and truncate, those that reach more than `DIRECT_RADIUS` samples at 4 sigma are decimated.
+    Without radius and truncate, those that reach more than `DIRECT_RADIUS` samples (uint8: `EXACT_RADIUS`) at 4 sigma
+    are decimated.
     offsets : absolute coordinates of the image's first sample along `axes`; default 0
     direct  : decimate none
     orders  : derivatives along `axes`, 0 … 3; default 0
@@ -90,8 +91,9 @@ def gaussian_windows(
         gaussian_radius(sigma, truncate=truncate, radius=radius)
         for sigma, radius in zip(sigmas, each_radius, strict=True)
     ]
+    farthest = EXACT_RADIUS if dtype == np.uint8 else DIRECT_RADIUS
     coarse = [
-        not direct and truncate is None and radius is None and reach > DIRECT_RADIUS
+        not direct and truncate is None and radius is None and reach > farthest
         for radius, reach in zip(each_radius, reaches, strict=True)
     ]
     derivatives = [0] * len(axes) if orders is None else orders

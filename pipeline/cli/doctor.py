@@ -76,11 +76,11 @@ def _devices() -> Iterator[Finding]:
 def _device_codecs() -> Finding:
     from pipeline.codecs import nvcomp
 
-    found = nvcomp.version()
-    if found is not None:
-        return Finding("GPU codecs", f"nvCOMP {found}", None)
-    mend = "to decode trusted files on the GPU, set MILLRACE_GPU_CODECS=1 and install the extra nvcomp"
-    return Finding("GPU codecs", "nvCOMP is not installed", mend)
+    found = "LZ4"
+    if nvcomp.version() is not None:
+        found += f"; nvCOMP {nvcomp.version()} encodes Zstandard"
+        found += ", and decodes it and deflate" if nvcomp.is_trusted() else " (decodes only with MILLRACE_GPU_CODECS=1)"
+    return Finding("GPU codecs", found, None)
 
 
 def _memory() -> Finding:

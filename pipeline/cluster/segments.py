@@ -272,13 +272,13 @@ class _OpenJob:
 
     def __init__(self, job: ClusterJob, device: Device) -> None:
         """Raises as `join_output`; MillraceError if this process cuts the job into other chunks."""
-        self.device = bounded(device, job)
         self.name = job.name
         self.users = 0
         self.closed = threading.Event()
         self._stopping = threading.Lock()
         self._stopped = False
         self.output = join_output(job, lambda workload: open_job(workload, job.spec))
+        self.device = bounded(device, job, self.output.job)
         try:
             plan = self.output.job.plan(job.budget)
             self.chunks: Sequence[Chunk] = plan.chunks
@@ -377,11 +377,12 @@ def metered(job: ClusterJob) -> Iterator[None]:
         raise
 
 
-def bounded(device: Device, job: ClusterJob) -> Device:
-    """The device within the job's bound on GPU memory, if it has one."""
-    if job.gpu_memory_bytes is None:
-        return device
-    return device.bounded(job.gpu_memory_bytes, partial(meter.note_gpu, job.name))
+def bounded(device: Device, job: ClusterJob, opened: OpenJob) -> Device:
+    """The device within the job's bounds on GPU memory, if it has any."""
+    measured: Callable[[int], None] = lambda nbytes: None  # noqa: E731
+    if job.gpu_memory_bytes is not None:
+        measured = partial(meter.note_gpu, job.name)
+    return device.for_job(opened, job.gpu_memory_bytes, measured)
 
 
 def join_output(job: ClusterJob, open_job: Callable[[Workload], OpenJob]) -> Output:

@@ -24,7 +24,7 @@ _HEADER = struct.Struct("<4B3I")
 HEADER_BYTES = _HEADER.size
 _MOST_SPLITS = 16
 _LEAST_SPLIT_BYTES = 128
-# nvCOMP encodes a batch of short streams faster; shorter ones find fewer repetitions.
+# A warp encodes a stream, so many short ones keep a GPU busy; still shorter ones find fewer repetitions.
 _STREAM_BYTES = 32 << 10
 _STREAM_ALIGNMENT_BYTES = 16
 

@@ -26,7 +26,8 @@ STAGES = ("blosc", "crc32c", "gzip", "lz4", "zlib", "zstd")
 class Stage:
     """One codec from bytes to bytes, by its name in `STAGES`.
 
-    options : of the encoder, under the names of Zarr v3: level; of blosc: cname, clevel, shuffle (0, 1 or 2), typesize
+    options : of the encoder, under the names of Zarr v3: level; of blosc: cname, clevel, shuffle (0, 1 or 2), typesize,
+              and blocksize, by default Blosc's own choice
     """
 
     name: str
@@ -136,7 +137,7 @@ def _encoded(stage: Stage, data: Any) -> NDArray[np.uint8]:
         room: Any = scratch("encoded", len(data) + _BLOSC_OVERHEAD_BYTES)
         found: Any = imagecodecs.blosc_encode(
             data, options["clevel"], compressor=options["cname"], shuffle=options["shuffle"],
-            typesize=options["typesize"], numthreads=1, out=room,
+            typesize=options["typesize"], blocksize=options.get("blocksize", 0), numthreads=1, out=room,
         )  # fmt: skip
         encoded: NDArray[np.uint8] = room[: len(found)]
         return encoded

@@ -8,6 +8,7 @@ Source: nvCOMP 6, nvcomp/lz4.h, zstd.h, deflate.h.
 from __future__ import annotations
 
 import ctypes
+import os
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -44,6 +45,11 @@ def load() -> Any | None:
         except OSError:
             continue
     return None
+
+
+def is_trusted() -> bool:
+    """Whether it may decode: the user trusts the files, since damaged ones make it read and write out of bounds."""
+    return os.environ.get("MILLRACE_GPU_CODECS") == "1" and load() is not None
 
 
 @cache

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels.blocks import AXES, BLOCK, FILL, NO_SHUFFLE, Places
+from pipeline.codecs import nvcomp
 from pipeline.codecs.blosc import CODECS, HEADER_BYTES, BloscHeader
 
 _ALIGNMENT_BYTES = 256
@@ -24,6 +25,11 @@ _ALIGNMENT_BYTES = 256
 LONGEST_STREAM_BYTES = 1 << 20
 
 Memory = NDArray[np.uint8]
+
+
+def is_decoded(codec: str) -> bool:
+    """Whether a GPU decodes streams of a codec."""
+    return codec == "lz4" or (codec in ("zstd", "deflate") and nvcomp.is_trusted())
 
 
 class NotPackedError(Exception):
@@ -220,8 +226,8 @@ class Packing:
             first, room = self.take(table.nbytes)
             room[:] = np.ascontiguousarray(table).reshape(-1).view(np.uint8)
             tables.append(first)
-        if self._used + int(streams[3, :encoded].max(initial=0)) > len(self._memory):
-            # A damaged stream may be read as far beyond its end as it decodes to.
+        if self._codec != "lz4" and self._used + int(streams[3, :encoded].max(initial=0)) > len(self._memory):
+            # nvCOMP may read as far beyond a damaged stream's end as it decodes to.
             raise NotPackedError("streams at the memory's end")
         longest = tuple(int(each.max()) if each.size else 0 for each in (streams[3, :encoded], streams[3, encoded:]))
         return PackedBlocks(
@@ -251,8 +257,8 @@ class Packing:
         return first
 
     def _use(self, codec: str, longest: int) -> None:
-        if longest > LONGEST_STREAM_BYTES:
-            raise NotPackedError(f"streams of {longest:,} bytes")
+        if longest > LONGEST_STREAM_BYTES or not is_decoded(codec):
+            raise NotPackedError(f"{codec} streams of {longest:,} bytes")
         with self._lock:
             if self._codec not in (None, codec):
                 raise NotPackedError("several codecs")

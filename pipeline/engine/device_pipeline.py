@@ -313,7 +313,8 @@ class DevicePipeline:
         batch: list[_Item] = []
         for item in self._going(self._started):
             with self._step(item.chunk):
-                item.slot.form = self._form_of(item.chunk) if self._device.encodes else None
+                form = self._form_of(item.chunk) if self._device.encodes else None
+                item.slot.form = form if form is not None and form.codec in self._device.encodes else None
                 self._device.finish(item.chunk, item.slot, item.passage.record)
                 batch.append(item)
                 with self._lock:

@@ -339,8 +339,8 @@ def _receipt_beside(output: Path) -> dict[str, Any] | None:
 
 def stream_on_device(job: PlannedJob, plan: Plan, ledger: Ledger, events: RunEvents) -> StageRecord:
     """Stream the plan's chunks through this process's one device, updating the ledger every few seconds."""
-    device = job.device
-    assert isinstance(device, Device), "a cluster streams by itself"
+    assert isinstance(job.device, Device), "a cluster streams by itself"
+    device = job.device.for_job(job.job)
 
     def note(chunk: Chunk) -> None:
         checkpoints.note(chunk)

@@ -79,7 +79,9 @@ def recorded_job(output: Path, moved_input: Path | None = None) -> RecordedJob:
         request = receipt.get("request")
         _ = dict(in_force), dict(request or {}), int(identity["bytes"]), float(identity["mtime"])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"{path}: is damaged, or not a receipt of Millrace; without one, the result cannot be verified") from error
+        raise InputError(
+            f"{path}: is damaged, or not a receipt of Millrace; without one, the result cannot be verified"
+        ) from error
     try:
         workload = workload_named(name)
     except KeyError as error:

@@ -329,6 +329,15 @@ class NeedsWorkspace(Protocol):
 
 
 @runtime_checkable
+class StatesDeviceMemory(Protocol):
+    """A job that states how much of a GPU's memory it takes, and is kept to it."""
+
+    @property
+    def device_bytes(self) -> int:
+        """Bytes at most, besides the ring's."""
+
+
+@runtime_checkable
 class ReadsPacked(Protocol):
     """A job of one input array, whose file may hold it in blocks that a device decodes."""
 

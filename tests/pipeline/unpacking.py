@@ -1,4 +1,4 @@
-"""Decodes packed blocks and encodes chunks by the processor's libraries, as a GPU does by nvCOMP and kernels."""
+"""Decodes packed blocks and encodes chunks by the libraries of the CPU codecs, as a GPU does by kernels and nvCOMP."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import zlib
 import imagecodecs
 import numpy as np
 
-from kernels.blocks import place
+from kernels.blocks import BITS, BYTES, FILL, NO_SHUFFLE
 from pipeline.codecs.blosc import BloscLayout
 from pipeline.engine.devices.device import CpuDevice
 
@@ -17,6 +17,34 @@ _DECODE = {
     "zstd": lambda data, size: imagecodecs.zstd_decode(data, out=size),
     "deflate": lambda data, size: imagecodecs.deflate_decode(data, out=size, raw=True),
 }
+
+
+def place(decoded, blocks, origins, region, places):
+    """As `kernels.blocks.cuda.place`, on NumPy arrays."""
+    for block in blocks:
+        count, first = int(block["bytes"]) // region.itemsize, int(block["first"]) // region.itemsize
+        if block["source"] == FILL:
+            samples = np.full(count, places.fill_value, region.dtype)
+        else:
+            stored = decoded[block["source"] : block["source"] + block["bytes"]]
+            samples = unshuffled(stored, int(block["typesize"]), int(block["shuffle"])).view(region.dtype)
+        found = np.stack(np.unravel_index(np.arange(first, first + count), places.chunk), -1) + origins[block["chunk"]]
+        inside = np.all((found >= 0) & (found < region.shape), axis=1)
+        region[tuple(found[inside].T)] = samples[inside]
+
+
+def unshuffled(stored, typesize, shuffle):
+    """A block's bytes in the order of its samples."""
+    count = len(stored) // typesize
+    if shuffle == NO_SHUFFLE or (shuffle == BITS and count % 8):
+        return stored.copy()
+    head, rest = stored[: count * typesize], stored[count * typesize :]
+    if shuffle == BYTES:
+        ordered = head.reshape(typesize, count).T
+    else:
+        bits = np.unpackbits(head, bitorder="little").reshape(typesize, 8, count)
+        ordered = np.packbits(bits.transpose(2, 0, 1), axis=-1, bitorder="little")
+    return np.concatenate([ordered.reshape(-1), rest])
 
 
 def unpack(packed, memory, out):
@@ -94,7 +122,7 @@ class Unpacking(CpuDevice):
     """A CPU device that is handed packed blocks, and hands over encoded chunks. `chunks`, `encoded`: of the plan, those
     that it decoded and encoded."""
 
-    decodes = encodes = True
+    decodes, encodes = True, frozenset({"lz4", "zstd"})
 
     def __init__(self, *arguments):
         super().__init__(*arguments)

@@ -87,6 +87,7 @@ class Toeplitz:
     kernel  : from `toeplitz_kernel` or `cartesian_kernel` for `shape`; NumPy or CuPy, which selects the device
     shape   : of the image
     workers : CPU threads; default one per core
+    beside  : another of this shape, on CUDA to share its work space; calls of both follow one another
 
     On CUDA an object may keep a work space for each number of coils, so its calls must run one after the other, on one
     stream at a time. After the first call with a number of coils, calls do not wait for the device, and allocate from
@@ -94,8 +95,12 @@ class Toeplitz:
     Raises ValueError or TypeError with one line that names the parameter.
     """
 
-    def __init__(self, kernel: Any, shape: Sequence[int], *, workers: int | None = None) -> None:
+    def __init__(
+        self, kernel: Any, shape: Sequence[int], *, workers: int | None = None, beside: Toeplitz | None = None
+    ) -> None:
         self.shape = checked_shape(shape)
+        if beside is not None and beside.shape != self.shape:
+            raise ValueError(f"beside must be of shape {self.shape}; got {beside.shape}")
         check_workers(workers)
         self._host = checked_kind("kernel", kernel)
         padded = toeplitz_shape(self.shape, host=self._host)
@@ -112,7 +117,7 @@ class Toeplitz:
         else:
             from kernels.nufft.toeplitz import cuda
 
-            self._body = cuda.Convolution(kernel, self.shape)
+            self._body = cuda.Convolution(kernel, self.shape, None if beside is None else beside._body)
 
     def apply(self, image: Any, out: Any = None, stream: Any = None) -> Any:
         """FᴴWF image, for each index of the leading axes.

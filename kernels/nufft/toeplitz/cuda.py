@@ -54,14 +54,14 @@ class Task:
 class Convolution:
     """The CUDA body of kernels.nufft.Toeplitz."""
 
-    def __init__(self, kernel: Any, shape: tuple[int, ...]) -> None:
+    def __init__(self, kernel: Any, shape: tuple[int, ...], beside: Convolution | None = None) -> None:
         import cupy
 
         self.kernel = cupy.ascontiguousarray(kernel)
         self.shape, self.padded = shape, kernel.shape
         self.device = kernel.device
-        self._spaces: dict[int, tuple[Any, Any]] = {}
-        self._work: dict[int, Any] = {}
+        self._spaces: dict[tuple[int, ...], tuple[Any, Any]] = {} if beside is None else beside._spaces
+        self._work: dict[tuple[int, ...], Any] = {} if beside is None else beside._work
         with self.device:
             fits = crossing_bytes(max(self.padded)) <= shared_bytes_a_block()
         doubled = self.padded != self.shape
@@ -108,11 +108,11 @@ class Convolution:
         import cupy
         from cupyx.scipy.fft import get_fft_plan
 
-        found = self._spaces.get(coils)
+        found = self._spaces.get((coils, *self.padded))
         if found is None:
             grid = cupy.empty((coils, *self.padded), cupy.complex64)
             found = grid, get_fft_plan(grid, axes=tuple(range(1, grid.ndim)), value_type="C2C")
-            self._spaces[coils] = found
+            self._spaces[coils, *self.padded] = found
         return found
 
     def work(self, coils: int) -> Any:
@@ -126,9 +126,9 @@ class Convolution:
         shape = (coils, self.shape[0], *self.padded[1:])
         if len(self.shape) == 2:
             return cupy.empty(shape, cupy.complex64)
-        found = self._work.get(coils)
+        found = self._work.get(shape)
         if found is None:
-            found = self._work[coils] = cupy.empty(shape, cupy.complex64)
+            found = self._work[shape] = cupy.empty(shape, cupy.complex64)
         return found
 
     def work_bytes(self, coils: int) -> int:

@@ -33,15 +33,17 @@ def subspace_kernels(kernel_of: Callable[[Any], Any], weights: Any, basis: Any, 
     Returns [K (K + 1) / 2, *grid] of the kernels' dtype; complex for a complex basis.
     """
     xp = modules[type(weights).__module__.partition(".")[0]]
-    found = []
-    for row, column in pairs_of(basis.shape[1]):
+    found: Any = None
+    pairs = pairs_of(basis.shape[1])
+    for number, (row, column) in enumerate(pairs):
         product = (basis[:, row].conj() * basis[:, column])[frames] * weights
         kernel = kernel_of(xp.ascontiguousarray(product.real, weights.dtype))
         if xp.iscomplexobj(basis):
             kernel = kernel + 1j * kernel_of(xp.ascontiguousarray(product.imag, weights.dtype))
             kernel = kernel.astype(xp.complex64 if kernel.real.dtype == xp.float32 else xp.complex128, copy=False)
-        found.append(kernel)
-    return xp.stack(found)
+        found = xp.empty((len(pairs), *kernel.shape), kernel.dtype) if found is None else found
+        found[number] = kernel
+    return found
 
 
 class SubspaceToeplitz:
@@ -80,12 +82,13 @@ class SubspaceToeplitz:
 
             self._body = subspace_cuda.SubspaceConvolution(kernels, coefficients, self.shape)
 
-    def apply_sense(self, images: Any, maps: Any, out: Any = None, stream: Any = None) -> Any:
+    def apply_sense(self, images: Any, maps: Any, out: Any = None, stream: Any = None, *, add: bool = False) -> Any:
         """The sum over coils of conj(map) N (map × images).
 
         images : coefficients [K, *shape], NumPy or CuPy like the kernels; complex64, on the CPU complex128 too
         maps   : coil sensitivities [coils, *shape] of the images' dtype
         out    : array for the result, C-contiguous, apart from the images
+        add    : add to `out`; for a few coils at a time
 
         Returns an array of the images' shape and dtype.
         Raises ValueError or TypeError with one line that names the parameter.
@@ -100,4 +103,11 @@ class SubspaceToeplitz:
         if maps.dtype != images.dtype:
             raise ValueError(f"images and maps must be of one dtype; got {images.dtype} and {maps.dtype}")
         check_out(out, images.shape, images.dtype, apart_from={"images": images, "maps": maps})
-        return self._body.apply_sense(images, maps, out, stream)
+        if add and out is None:
+            raise ValueError("add needs an out: what is there is added to")
+        if self._host and add:
+            out += self._body.apply_sense(images, maps, None, stream)
+            return out
+        if self._host:
+            return self._body.apply_sense(images, maps, out, stream)
+        return self._body.apply_sense(images, maps, out, stream, add=add)

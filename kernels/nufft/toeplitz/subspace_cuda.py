@@ -27,6 +27,7 @@ from kernels.runtime.ladder import Variant
 from kernels.runtime.launch import blocks_of, shared_bytes_a_block
 
 COILS_A_BLOCK = 8
+FEWEST_COILS = 2  # at a time, if more than that share the kernels: those are read half as often
 # Of a multiprocessor and of a thread; and those that cross_mixed needs besides its values.
 REGISTERS, MOST_REGISTERS, REGISTERS_BESIDES = 1 << 16, 255, 40
 
@@ -38,6 +39,7 @@ class Task:
     maps: Any
     out: Any
     stream: Any
+    add: bool = False
 
 
 class SubspaceConvolution:
@@ -56,7 +58,9 @@ class SubspaceConvolution:
             ours = ours and mixing_fits(self.padded[0], coefficients, shared_bytes_a_block())
         self.variant = "mixed lines" if ours else "subspace"
 
-    def apply_sense(self, images: Any, maps: Any, out: Any, stream: Any, variant: str | None = None) -> Any:
+    def apply_sense(
+        self, images: Any, maps: Any, out: Any, stream: Any, variant: str | None = None, *, add: bool = False
+    ) -> Any:
         import cupy
 
         with self.device:
@@ -64,7 +68,8 @@ class SubspaceConvolution:
             with stream:
                 images, maps = cupy.ascontiguousarray(images), cupy.ascontiguousarray(maps)
                 out = cupy.empty(images.shape, images.dtype) if out is None else out
-                VARIANTS[variant or self.variant].run(Task(body=self, images=images, maps=maps, out=out, stream=stream))
+                task = Task(body=self, images=images, maps=maps, out=out, stream=stream, add=add)
+                VARIANTS[variant or self.variant].run(task)
         return out
 
     def coil_parts(self, coils: int) -> list[slice]:
@@ -109,10 +114,10 @@ def mixing_fits(size: int, coefficients: int, shared_bytes: int) -> bool:
 
 def _run_lines(task: Task) -> None:
     body, coefficients = task.body, task.body.coefficients
-    if not len(task.maps):
+    if not len(task.maps) and not task.add:
         task.out.fill(0)
     image, padded = three(body.shape), three(body.padded)
-    step = max(lines_at_once(body.shape, body.padded) // coefficients, 1)
+    step = max(lines_at_once(body.shape, body.padded) // coefficients, FEWEST_COILS)
     for begin in range(0, len(task.maps), step):
         maps = task.maps[begin : begin + step]
         coils = len(maps)
@@ -124,7 +129,7 @@ def _run_lines(task: Task) -> None:
         _mix_lines(task, lines, work)
         lines.inverse_planes(work, coefficients * coils)
         for number, into in enumerate(task.out):
-            lines.inverse_rows(work[number * coils :], maps, into, first=begin == 0)
+            lines.inverse_rows(work[number * coils :], maps, into, first=begin == 0 and not task.add)
 
 
 def _mix_lines(task: Task, lines: Lines, work: Any) -> None:
@@ -148,7 +153,7 @@ def _run(task: Task) -> None:
     from cupy.cuda import cufft
 
     body, stream = task.body, task.stream
-    if not len(task.maps):
+    if not len(task.maps) and not task.add:
         task.out.fill(0)
     for part in body.coil_parts(len(task.maps)):
         coils, maps = part.stop - part.start, task.maps[part]
@@ -165,7 +170,7 @@ def _run(task: Task) -> None:
         launch(entry, (blocks_of(cells, THREADS), blocks_of(coils, COILS_A_BLOCK)), THREADS, *args, stream=stream)
         plan.fft(grids, grids, cufft.CUFFT_INVERSE)
         blocks, threads = rows_grid(struct.image[2], struct.image[0] * struct.image[1])
-        first = ctypes.c_bool(part.start == 0)
+        first = ctypes.c_bool(part.start == 0 and not task.add)
         for number, into in enumerate(task.out):
             grid = grids[number * coils : (number + 1) * coils]
             launch("combine_coils", blocks, threads, grid, maps, into, first, struct, stream=stream)

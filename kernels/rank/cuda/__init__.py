@@ -8,7 +8,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
-from kernels.rank.cuda import cube, extremes, gather, ordered, square
+from kernels.rank.cuda import columns, cube, extremes, gather, ordered, rows, square, tile
 from kernels.rank.task import Difference, Task
 from kernels.runtime.launch import Repeat, on_stream, record
 
@@ -111,11 +111,29 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType(
             run=ordered.run,
             applies=ordered.applies,
         ),
+        "columns": Variant(
+            summary="boxes of medium size, by counts of the columns of a sorted tile",
+            entries=columns.ENTRIES,
+            run=columns.run,
+            applies=columns.applies,
+        ),
+        "tile": Variant(
+            summary="medians of squares of 9 to 15, by networks in registers, tiles within tiles",
+            entries=tile.ENTRIES,
+            run=tile.run,
+            applies=tile.applies,
+        ),
         "square": Variant(
             summary="medians of small squares, by networks in registers that neighbours share",
             entries=square.ENTRIES,
             run=square.run,
             applies=square.applies,
+        ),
+        "rows": Variant(
+            summary="medians of 3 × 3, in one pass down rows of registers",
+            entries=rows.ENTRIES,
+            run=rows.run,
+            applies=rows.applies,
         ),
         "cube": Variant(
             summary="medians of small cubes, by networks in registers that neighbours share",

@@ -73,7 +73,7 @@ __device__ inline void medians(const unsigned* strip, Emit emit) {
                                                                                      : KEPT + CORE - SIDE_FROM;
     constexpr int SHIFT = LEAD - SIZE / 2, ODD = SHIFT % 2;  // words before the strip's first column
     Key above[STRIP + SIZE], below[STRIP + SIZE];            // the lines of one result each
-    Key column[STRIP + SIZE][CORE], pair[STRIP / 2 + PAIRS][2 * CORE];
+    Key column[STRIP + SIZE][CORE], pair[STRIP / 2 + PAIRS][2 * CORE], inner[4 * CORE];
     const auto put = [&](int y, int x, unsigned word) {
         if (y == 0) above[x] = {word};
         else if (y == SIZE) below[x] = {word};
@@ -106,9 +106,11 @@ __device__ inline void medians(const unsigned* strip, Emit emit) {
         } else if constexpr (PAIRS == 2) {
             merge<FROM, KEPT>(pair[left / 2], pair[left / 2 + 1], core);
         } else {
-            Key most[4 * CORE];
-            merge<0, 4 * CORE>(pair[left / 2], pair[left / 2 + 1], most);
-            merge<FROM, KEPT>(most, pair[left / 2 + 2], core);
+            // Two tiles share the pairs that are inside of both.
+            static_assert(PAIRS == 3, "");
+            const bool is_first = left / 2 % 2 == 0;
+            if (is_first) merge<0, 4 * CORE>(pair[left / 2 + 1], pair[left / 2 + 2], inner);
+            merge<FROM, KEPT>(inner, pair[is_first ? left / 2 : left / 2 + 2], core);
         }
 #pragma unroll
         for (int i = 0; i < CORE; ++i) top[i] = above[left + 1 + i], bottom[i] = below[left + 1 + i];

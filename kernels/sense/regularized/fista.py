@@ -20,8 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels.proximal import inner
-from kernels.runtime.threads import check_wanted
+from kernels.runtime.repeated import Captured
 from kernels.sense.arrays import namespace
+from kernels.sense.iterate import iterate
 from kernels.sense.regularized.problem import Problem, captured_step, penalty_states
 from kernels.sense.resumption import put
 
@@ -32,8 +33,10 @@ _SMALLEST = 1e-300
 _VECTORS = ("image", "before", "normal", "normal_before")  # of the state; CUDA's have these names too
 
 
-def largest_eigenvalue(normal: Callable[[Any], Any], like: Any) -> float:
+def largest_eigenvalue(normal: Callable[[Any], Any], like: Any, *, capture: bool = False) -> float:
     """An upper estimate of a positive operator's largest eigenvalue, by power iteration from `like`.
+
+    capture : a CUDA graph can hold the operator
 
     Waits for the device. 1 for a right-hand side of 0.
     """
@@ -46,17 +49,33 @@ def largest_eigenvalue(normal: Callable[[Any], Any], like: Any) -> float:
     spread = xp.asarray(rng.normal(size=like.shape).astype(np.float32) / math.sqrt(like.size))
     vector = like / np.float32(size) + np.float32(0.5) * spread
     vector = (vector / np.float32(math.sqrt(float(inner(vector, vector))))).astype(like.dtype)
-    found = 0.0
-    for _ in range(_POWER_STEPS):
-        check_wanted()
-        image = normal(vector)
-        before, found = found, math.sqrt(float(inner(image, image)))
-        if not found > 0:
-            return 1.0
-        vector = image / np.float32(found)
-        if found <= before * (1 + _POWER_SHARE):
-            break
-    return found * (1 + _POWER_SHARE)
+    rows = iterate(_Power(normal, vector, capture), _POWER_STEPS, tolerance=_POWER_SHARE)
+    return float(rows[-1, 0]) * (1 + _POWER_SHARE) or 1.0
+
+
+class _Power:
+    """Power iteration; see `iterate`. status: the estimate, and the share by which it grew."""
+
+    rests = False
+
+    def __init__(self, normal: Callable[[Any], Any], vector: Any, capture: bool) -> None:
+        self._normal, self._vector, self._xp = normal, vector, namespace(vector)
+        self.status = self._xp.zeros(2)
+        self.captured = Captured(self.step) if capture and self._xp is not np else None
+
+    def step(self) -> None:
+        image = self._normal(self._vector)
+        found = self._xp.sqrt(inner(image, image))
+        self.status[1] = found / self._xp.maximum(self.status[0], _SMALLEST) - 1
+        self.status[0] = found
+        real = self._vector.real.dtype
+        self._vector[...] = image / self._xp.maximum(found, np.finfo(real).tiny).astype(real)
+
+    def state(self) -> Mapping[str, Any]:
+        return {"vector": self._vector, "status": self.status}
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        put(self.state(), saved)
 
 
 class Fista:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kernels.proximal import inner
 from kernels.sense.conjugate_gradient import unchanged
 from kernels.sense.iterate import iterate
 from kernels.sense.regularized.admm import Admm, steps_for
@@ -16,7 +17,7 @@ from kernels.sense.regularized.fista import Fista, largest_eigenvalue
 from kernels.sense.regularized.problem import Problem
 from kernels.sense.resumption import Resumption
 
-_WIPED = 1e-6  # share of a penalty's value at the right-hand side
+_WIPED = 1e-6  # share of the norm, or of a penalty's value, of the right-hand side
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -54,8 +55,9 @@ def regularized_sense(
     if len(unit.penalties) == 1 and unit.penalties[0].simple:
         if largest is None and resumption is not None and resumption.saved and "numbers" in resumption.saved:
             largest = 1.0  # the saved state has a better one
-        bound = largest_eigenvalue(unit.normal, unit.right) if largest is None else largest
-        solver = Fista(unit, bound, tolerance)
+        if largest is None:
+            largest = largest_eigenvalue(unit.normal, unit.right, capture=unit.capture)
+        solver = Fista(unit, largest, tolerance)
     else:
         solver = Admm(unit, steps_for(unit, agreed))
     status = iterate(
@@ -77,6 +79,10 @@ def regularized_sense(
 
 def _refuse_wiped(unit: Problem, image: Any) -> None:
     for penalty in unit.penalties:
-        whole, left = float(penalty.value(unit.right)), float(penalty.value(image))
-        if penalty.wipes and penalty.strength > 0 and whole > 0 and left <= _WIPED * whole:
+        if not (penalty.wipes and penalty.strength > 0):
+            continue
+        # Any norm tells whether an image is 0; differences are 0 for more than that.
+        sizes = [inner(each, each) if penalty.simple else penalty.value(each) for each in (unit.right, image)]
+        whole, left = map(float, sizes)
+        if whole > 0 and left <= _WIPED ** (2 if penalty.simple else 1) * whole:
             raise ValueError(f"a strength of {penalty.strength:g} leaves nothing of the image")

@@ -29,7 +29,8 @@ class Variant:
 
     summary: str
     entries: tuple[str, ...]
-    run: Callable[[Any, Sequence[Window], float, Any, Any], None]  # (image, windows, cval, out, stream)
+    # (image, windows, cval, out, stream) -> the arrays that it made for results in between, if it is repeatable
+    run: Callable[[Any, Sequence[Window], float, Any, Any], Sequence[Any] | None]
     # (image's shape and dtype, windows) -> whether it can filter them
     applies: Callable[[tuple[int, ...], np.dtype, Sequence[Window]], bool] = lambda shape, dtype, windows: True
     repeatable: bool = False  # whether `run` only launches kernels on the image and the result
@@ -40,6 +41,10 @@ class Variant:
         if self.decimates != any(window.decimation or window.derivative for window in windows):
             return False
         return max(window.taps for window in windows) <= self.most_taps and self.applies(shape, dtype, windows)
+
+    def can_repeat(self, windows: Sequence[Window]) -> bool:
+        """CuPy's own kernels, which copy and convert between direct and decimated axes, are not recorded."""
+        return self.repeatable and (not self.decimates or all(window.decimation for window in windows))
 
 
 def smooth(
@@ -67,7 +72,7 @@ def smooth(
             cupy.copyto(out, source)
             return out
         chosen = _chosen(variant, image, windows)
-        if variant is None and chosen.repeatable:
+        if variant is None and chosen.can_repeat(windows):
             _run_and_record(chosen, source, windows, cval, out, current)
         else:
             chosen.run(source, windows, cval, out, current)
@@ -95,7 +100,10 @@ def _repeated(image: Any, windows: Sequence[Window], cval: float, out: Any, stre
     repeat = _repeats.get(_layout(image, windows, cval, out))
     if repeat is None or cupy.cuda.runtime.getDevice() != image.data.device_id:
         return False
-    repeat.launch((image.data.ptr, out.data.ptr), (cupy.cuda.get_current_stream() if stream is None else stream).ptr)
+    current = cupy.cuda.get_current_stream() if stream is None else stream
+    with current:  # the pool hands freed memory to later work on the same stream only
+        made = [cupy.cuda.alloc(size) for size in repeat.made_bytes]
+    repeat.launch((image.data.ptr, out.data.ptr, *(memory.ptr for memory in made)), current.ptr)
     return True
 
 
@@ -129,8 +137,13 @@ def _output_shape(shape: Sequence[int], windows: Sequence[Window]) -> tuple[int,
     return tuple(lengths)
 
 
-def _run_decimated(image: Any, windows: Sequence[Window], cval: float, out: Any, stream: Any) -> None:
-    decimated.smooth(image, windows, cval, out, resample.CudaPasses(smooth, stream))
+def _run_decimated(image: Any, windows: Sequence[Window], cval: float, out: Any, stream: Any) -> Sequence[Any]:
+    def directly(values: Any, coarse: Sequence[Window], fill: float, smoothed: Any) -> None:
+        _chosen(None, values, coarse).run(values, coarse, fill, smoothed, stream)
+
+    passes = resample.CudaPasses(directly, stream)
+    decimated.smooth(image, windows, cval, out, passes)
+    return passes.made
 
 
 # In the order of the source, naive to fast: production uses the last that applies.
@@ -153,6 +166,7 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType(
             summary="wide Gaussians, on a coarse grid, and derivatives of Gaussians",
             entries=resample.ENTRIES,
             run=_run_decimated,
+            repeatable=True,
             most_taps=MAX_TAPS,
             decimates=True,
         ),

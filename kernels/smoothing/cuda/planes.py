@@ -10,6 +10,7 @@ from typing import Any
 
 from kernels.runtime.launch import kernel, multiprocessors
 from kernels.smoothing.borders import MODES
+from kernels.smoothing.cuda.block_partition import up_to
 from kernels.smoothing.decimated import Resampling
 
 THREADS = 256
@@ -19,7 +20,7 @@ MOST_CHANNELS = 8
 MOST_BLOCKS = (1 << 31) - 1
 BLOCKS_A_MULTIPROCESSOR = 12  # several times what runs at once, so that the last ones finish together
 # Of decimate_plane: it reads `order` coarse rows' worth above those that it writes.
-LEAST_STEPS = 24
+LEAST_STEPS, LEAST_SMALL_STEPS = 24, 8  # the second if the first leave multiprocessors idle
 C_TYPES = {"uint8": "unsigned char", "uint16": "unsigned short", "int16": "short", "float32": "float"}
 STAGES = ((2, 6), (4, 6), (8, 4), (8, 6))  # factors and orders
 ENTRIES = (
@@ -36,6 +37,7 @@ class Plane(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_longlong) for name in ("rows", "columns", "out_rows", "out_columns", "first_y", "first_x")),
+        ("cell_x", ctypes.c_longlong),
         *(
             (name, ctypes.c_int)
             for name in ("channels", "factor_y", "taps_y", "factor_x", "taps_x", "mode_y", "mode_x")
@@ -60,41 +62,39 @@ def applies(values: Any, steps: Sequence[Resampling]) -> bool:
     return bool(channels <= MOST_CHANNELS and most <= MOST_BLOCKS)
 
 
-def decimate(values: Any, steps: Sequence[Resampling], stream: Any) -> Any:
-    import cupy
-
+def decimate(values: Any, steps: Sequence[Resampling], out: Any, stream: Any) -> None:
     down, across = steps
-    out = cupy.empty(_shape(values, steps), "float32")
     plane = _plane(values, steps, len(down.stage.down), len(across.stage.down))
     held = (STRIP_SAMPLES - 3) // plane.channels  # pixels of a strip, which may start three samples early
-    most = min((held - plane.taps_x) // plane.factor_x + 1, THREADS // plane.channels)  # a thread has one result
+    results = THREADS * (2 if down.stage.factor == 2 else 1)
+    most = min((held - plane.taps_x) // plane.factor_x + 1, results // plane.channels)
     plane.tile = min(most, plane.out_columns)
     planes = math.prod(values.shape[: down.axis])
     tiles = -(-plane.out_columns // plane.tile)
     wanted = max(BLOCKS_A_MULTIPROCESSOR * multiprocessors() // (tiles * planes), 1)
-    plane.steps = min(max(-(-plane.out_rows // wanted), LEAST_STEPS), plane.out_rows)
+    idle = tiles * planes * -(-plane.out_rows // LEAST_STEPS) < 2 * multiprocessors()
+    plane.steps = min(max(-(-plane.out_rows // wanted), LEAST_SMALL_STEPS if idle else LEAST_STEPS), plane.out_rows)
     blocks = tiles * planes * -(-plane.out_rows // plane.steps)
     weights = PlaneWeights()
     weights.y[: plane.taps_y], weights.x[: plane.taps_x] = down.stage.down, across.stage.down
     entry = f"decimate_plane<{C_TYPES[values.dtype.name]}, {down.stage.factor}, {down.stage.order}>"
     fills = ctypes.c_float(down.fill), ctypes.c_float(across.fill)
     kernel("smoothing", entry).launch((blocks,), (THREADS,), (values, out, plane, weights, *fills), stream=stream)
-    return out
 
 
-def interpolate(values: Any, steps: Sequence[Resampling], out: Any, stream: Any) -> Any:
-    import cupy
-
+def interpolate(values: Any, steps: Sequence[Resampling], out: Any, stream: Any) -> None:
     down, across = steps
-    if out is None:
-        out = cupy.empty(_shape(values, steps), "float32")
     plane = _plane(values, steps, down.stage.order, across.stage.order)
+    plane.cell_x, plane.first_x = divmod(plane.first_x, plane.factor_x)
     cells = -(-(plane.first_x + plane.out_columns) // plane.factor_x)
-    plane.tile = min(THREADS // plane.channels, cells) * plane.channels
+    # Tiles of whole vectors of 16 bytes, so that all rows of all tiles are aligned if the image's rows are.
+    unit = 16 // math.gcd(16, plane.channels * plane.factor_x * out.dtype.itemsize)
+    plane.tile = min(THREADS // plane.channels // unit * unit, cells) * plane.channels
     planes = math.prod(values.shape[: down.axis])
     tiles = -(-cells * plane.channels // plane.tile)
     wanted = max(2 * BLOCKS_A_MULTIPROCESSOR * multiprocessors() // (tiles * planes), 1)
-    plane.steps = min(max(-(-plane.out_rows // wanted), 4 * plane.factor_y), plane.out_rows)
+    # Whole cells, which are interpolated several rows at a time.
+    plane.steps = min(max(up_to(-(-plane.out_rows // wanted), 8), 4 * plane.factor_y), plane.out_rows)
     blocks = tiles * planes * -(-plane.out_rows // plane.steps)
     weights = PlaneWeights()
     for held, step in ((weights.y, down), (weights.x, across)):
@@ -104,11 +104,6 @@ def interpolate(values: Any, steps: Sequence[Resampling], out: Any, stream: Any)
         f"interpolate_plane<{C_TYPES[out.dtype.name]}, {across.stage.factor}, {across.stage.order}, {down.stage.order}>"
     )
     kernel("smoothing", entry).launch((blocks,), (THREADS,), (values, out, plane, weights), stream=stream)
-    return out
-
-
-def _shape(values: Any, steps: Sequence[Resampling]) -> tuple[int, ...]:
-    return (*values.shape[: steps[0].axis], *(step.count for step in steps), *values.shape[steps[1].axis + 1 :])
 
 
 def _plane(values: Any, steps: Sequence[Resampling], taps_y: int, taps_x: int) -> Plane:

@@ -15,7 +15,7 @@ from kernels.smoothing.axis_rounding import NO_ROUNDING, WHOLES
 from kernels.smoothing.borders import MODES
 from kernels.smoothing.cuda import planes
 from kernels.smoothing.cuda.passes import DoubleRounding, FloatRounding
-from kernels.smoothing.decimated import Resampling
+from kernels.smoothing.decimated import Resampling, shape_after
 from kernels.smoothing.window import Window
 
 THREADS = 256
@@ -55,22 +55,35 @@ class DoubleSplines(ctypes.Structure):
 
 
 class CudaPasses:
-    """`kernels.smoothing.decimated.Passes` on CuPy arrays."""
+    """`kernels.smoothing.decimated.Passes` on CuPy arrays.
 
-    def __init__(self, smooth: Callable[..., Any], stream: Any) -> None:
+    smooth : of (values, windows, fill, out): the direct Gaussian
+    made   : the arrays made so far
+    """
+
+    def __init__(self, smooth: Callable[[Any, Sequence[Window], float, Any], None], stream: Any) -> None:
         self._smooth = smooth
         self._stream = stream
+        self.made: list[Any] = []
+
+    def _new(self, shape: Sequence[int], dtype: Any) -> Any:
+        import cupy
+
+        self.made.append(cupy.empty(shape, dtype))
+        return self.made[-1]
 
     def decimate(self, values: Any, steps: Sequence[Resampling]) -> Any:
         if planes.applies(values, steps):
-            return planes.decimate(values, steps, self._stream)
+            out = self._new(shape_after(values.shape, steps), np.float32)
+            planes.decimate(values, steps, out, self._stream)
+            return out
         for step in steps:
             values = self._decimate(values, step)
         return values
 
     def _decimate(self, values: Any, step: Resampling) -> Any:
         stage, precision = step.stage, np.dtype(np.float64 if values.dtype == np.float64 else np.float32)
-        out = _new(values, step, precision)
+        out = self._new(shape_after(values.shape, [step]), precision)
         view = _view(values, step, len(stage.down))
         fill = (ctypes.c_double if precision == np.float64 else ctypes.c_float)(step.fill)
         args = (values, out, _on_device(stage.down, precision.name, values.device.id), view, fill)
@@ -78,24 +91,26 @@ class CudaPasses:
         return out
 
     def smooth(self, values: Any, windows: Sequence[Window], fill: Any) -> Any:
-        import cupy
-
         shape = list(values.shape)
         for window in windows:
             shape[window.axis] = window.output_length(shape[window.axis])
-        # With an array for the result, later calls repeat these launches.
-        return self._smooth(values, windows, float(fill), cupy.empty(shape, values.dtype), stream=self._stream)
+        out = self._new(shape, values.dtype)
+        self._smooth(values, windows, float(fill), out)
+        return out
 
     def interpolate(self, values: Any, steps: Sequence[Resampling], out: Any) -> Any:
         if planes.applies(values, steps):
-            return planes.interpolate(values, steps, out, self._stream)
+            if out is None:
+                out = self._new(shape_after(values.shape, steps), values.dtype)
+            planes.interpolate(values, steps, out, self._stream)
+            return out
         for step in steps:
             values = self._interpolate(values, step, out if step is steps[-1] else None)
         return values
 
     def _interpolate(self, values: Any, step: Resampling, out: Any) -> Any:
         if out is None:
-            out = _new(values, step, values.dtype)
+            out = self._new(shape_after(values.shape, [step]), values.dtype)
         view = _view(values, step, step.stage.order)
         weights = [weight for phase in step.stage.up for weight in phase]
         args = (values, out, view, _splines(weights, values.dtype, whole=out.dtype.kind != "f"))
@@ -115,12 +130,6 @@ def _on_device(weights: tuple[float, ...], dtype: str, device: int) -> Any:
     found = cupy.asarray(np.array(weights, dtype))
     cupy.cuda.get_current_stream().synchronize()  # other streams may use it next
     return found
-
-
-def _new(values: Any, step: Resampling, dtype: Any) -> Any:
-    import cupy
-
-    return cupy.empty((*values.shape[: step.axis], step.count, *values.shape[step.axis + 1 :]), dtype)
 
 
 def _view(values: Any, step: Resampling, taps: int) -> Resample:

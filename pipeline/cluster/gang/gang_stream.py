@@ -24,6 +24,7 @@ from pipeline.cluster.gang.member import Member
 from pipeline.cluster.gang.rank_device import RankDevice
 from pipeline.cluster.job_memory import meter
 from pipeline.cluster.segments import ClusterJob, EndedJobs, bounded, join_output, metered, own_device
+from pipeline.engine.iterates import Iterates
 from pipeline.engine.ledger import Entry, Ledger
 from pipeline.engine.output import Output
 from pipeline.engine.planned import PlannedJob
@@ -33,7 +34,7 @@ from pipeline.errors import OutOfDeviceMemory
 from pipeline.formats.image.base import Region
 from pipeline.workloads import Chunk, OpenJob, Plan, Workload
 from pipeline.workloads.gang_protocols import JointJob, SharedJob, SharedWorkload
-from pipeline.workloads.protocol import Progress
+from pipeline.workloads.protocol import KeepsIterates, Progress
 
 # Ranks wait for the slowest, which may have many shards to compute; they learn of a dead rank at once.
 COLLECTIVE_SECONDS = 24 * 3600.0
@@ -124,6 +125,7 @@ class GangStream:
                 arguments = (self._cluster_job, chunk.index)
                 found = run_gang(self._workers, compute_jointly, parts, *arguments, limits=LIMITS, check=events.check)
                 _take_in(found, self._job.output, ledger, record)
+                ledger.drop_iterates([chunk.index])
                 events.on_written(chunk)
 
     @contextmanager
@@ -194,10 +196,10 @@ _at_work = metrics.AtWork({})
 @_at_work
 def compute_run(member: Member, job: ClusterJob, facts: Any, run: Run) -> RankReport:
     """Compute this rank's shards of a run, combine those of all ranks, and write this rank's chunks durably."""
-    device = bounded(own_device(job.worker_device), job)
+    output = _opened(job, facts)
+    shared, device = output.job, bounded(own_device(job.worker_device), job, output.job)
     device.enter()
-    output, rank = _opened(job, facts), RankDevice(device, member)
-    shared = output.job
+    rank = RankDevice(device, member)
     assert isinstance(shared, SharedJob)
     try:
         with device.allocating():
@@ -235,11 +237,13 @@ def _write(
 @_at_work
 def compute_jointly(member: Member, job: ClusterJob, number: int) -> RankReport:
     """Do this rank's part of one chunk; rank 0 writes it durably."""
-    device = bounded(own_device(job.worker_device), job)
+    output = _opened(job, None)
+    joint, device = output.job, bounded(own_device(job.worker_device), job, output.job)
     device.enter()
-    output, rank = _opened(job, None), RankDevice(device, member)
-    joint = output.job
+    rank = RankDevice(device, member)
     assert isinstance(joint, JointJob)
+    if isinstance(joint, KeepsIterates):
+        joint.keep_iterates(Iterates(Ledger(job.spec.output, job.ledger_identity), joined=True))
     record, began = rank.record, time.perf_counter()
     try:
         chunk = joint.plan(job.budget).chunks[number]

@@ -6,6 +6,7 @@ import itertools
 import os
 import threading
 import time
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -32,7 +33,7 @@ from pipeline.engine.devices.cuda_driver import Call
 from pipeline.engine.devices.discovery import cpu_model, cuda_properties
 from pipeline.engine.stages import StageRecord
 from pipeline.errors import DeviceError, OutOfDeviceMemory
-from pipeline.workloads.protocol import Chunk, OpenJob
+from pipeline.workloads.protocol import Chunk, OpenJob, StatesDeviceMemory
 
 if TYPE_CHECKING:
     from pipeline.engine.devices.packing import Packer
@@ -67,9 +68,9 @@ class Device(ABC):
     # Slots that keep every stage busy: one in each lane, and one or more on each side of them.
     ring_depth: int
 
-    # Whether it decodes packed blocks (`ReadsPacked`), and encodes chunks (`TakesPacked`).
+    # Whether it decodes packed blocks (`ReadsPacked`), and the codecs in which it encodes chunks (`TakesPacked`).
     decodes = False
-    encodes = False
+    encodes: frozenset[str] = frozenset()
 
     # The least and the most bytes of input and output together that make a good chunk.
     chunk_range: tuple[int, int]
@@ -103,12 +104,23 @@ class Device(ABC):
     def drain(self) -> None:
         """Wait until no started work can touch a slot."""
 
-    def bounded(self, memory_bytes: int, on_taken: Callable[[int], None]) -> Device:
+    def bounded(
+        self, memory_bytes: int | None, on_taken: Callable[[int], None], stated_bytes: int | None = None
+    ) -> Device:
         """The same device for one job, which may take no more of its own memory; a CPU has none.
 
-        on_taken : called with the bytes that the job has taken
+        on_taken     : called with the bytes that the job has taken
+        stated_bytes : what it may take besides the ring
         """
         return self
+
+    def for_job(
+        self, job: OpenJob, memory_bytes: int | None = None, on_taken: Callable[[int], None] = lambda nbytes: None
+    ) -> Device:
+        """The device within a bound, and within what the job states, if there are any; see `bounded`."""
+        stated_bytes = job.device_bytes if isinstance(job, StatesDeviceMemory) else None
+        bound = memory_bytes is not None or stated_bytes is not None
+        return self.bounded(memory_bytes, on_taken, stated_bytes) if bound else self
 
     def allocating(self) -> AbstractContextManager[None]:
         """In the context, this thread's temporary arrays count towards the bound."""
@@ -122,22 +134,35 @@ class Device(ABC):
 class GpuBound:
     """Memory of a GPU that one job may take: its ring's slots, and a pool for the temporary arrays of its kernels."""
 
-    def __init__(self, memory_bytes: int, pool: Any, on_taken: Callable[[int], None]) -> None:
+    def __init__(
+        self, memory_bytes: int | None, pool: Any, on_taken: Callable[[int], None], stated_bytes: int | None = None
+    ) -> None:
         self.pool = pool
-        self._memory_bytes = memory_bytes
+        self._memory_bytes, self._stated_bytes = memory_bytes, stated_bytes
         self._slots_bytes = 0
         self._on_taken = on_taken
+        self._limit()
 
     def take(self, slot_bytes: int) -> None:
         """A slot takes its memory. OutOfDeviceMemory if the bound leaves none."""
         self._slots_bytes += slot_bytes
-        left = self._memory_bytes - self._slots_bytes
-        if left <= 0:
+        if self._memory_bytes is not None and self._memory_bytes <= self._slots_bytes:
             raise OutOfDeviceMemory(
                 f"the job's ring takes more than the {format_bytes(self._memory_bytes)} of GPU memory that it may take"
             )
-        self.pool.set_limit(size=left)
+        self._limit()
         self.note()
+
+    def _limit(self) -> None:
+        left = None if self._memory_bytes is None else self._memory_bytes - self._slots_bytes
+        self.pool.set_limit(size=min(each for each in (left, self._stated_bytes) if each is not None))
+
+    def advice(self) -> str:
+        """What to do if the pool's limit was reached."""
+        limit = self.pool.get_limit()
+        if limit == self._stated_bytes:
+            return f"that is more than the {format_bytes(limit)} that it stated: use --device cpu, and report it"
+        return "lower --chunk-bytes"
 
     def note(self) -> None:
         self._on_taken(self._slots_bytes + self.pool.total_bytes())
@@ -228,13 +253,17 @@ class CudaDevice(Device):
         self._origin = cupy.cuda.Event()
         self._origin_time = 0.0
         self._bound: GpuBound | None = None
-        self.decodes = self.encodes = os.environ.get("MILLRACE_GPU_CODECS") == "1" and nvcomp.load() is not None
+        self.decodes, self.encodes = True, frozenset({"lz4"} if nvcomp.load() is None else {"lz4", "zstd"})
         self._of_thread = _OfThread()
 
-    def bounded(self, memory_bytes: int, on_taken: Callable[[int], None]) -> CudaDevice:
+    def bounded(
+        self, memory_bytes: int | None, on_taken: Callable[[int], None], stated_bytes: int | None = None
+    ) -> CudaDevice:
         twin = copy(self)
         twin._of_thread = _OfThread()  # its memory counts
-        twin._bound = GpuBound(memory_bytes, self._cupy.cuda.MemoryPool(), on_taken)
+        pool = self._cupy.cuda.MemoryPool()
+        twin._bound = GpuBound(memory_bytes, pool, on_taken, stated_bytes)
+        weakref.finalize(twin._bound, pool.free_all_blocks).atexit = False  # CuPy's pools do not by themselves
         return twin
 
     @contextmanager
@@ -310,7 +339,8 @@ class CudaDevice(Device):
                 job.compute(chunk, twin.inputs(chunk), twin.outputs(chunk), self._compute)
             cuda_driver.make(after)
         except self._cupy.cuda.memory.OutOfMemoryError as error:
-            raise OutOfDeviceMemory(f"{self.name}, chunk {chunk.index}: {error}; lower --chunk-bytes") from error
+            advice = "lower --chunk-bytes" if self._bound is None else self._bound.advice()
+            raise OutOfDeviceMemory(f"{self.name}, chunk {chunk.index}: {error}; {advice}") from error
         except (DeviceError, self._cupy.cuda.runtime.CUDARuntimeError) as error:
             raise DeviceError(f"{self.name}, chunk {chunk.index}: {error}") from error
 
@@ -330,7 +360,7 @@ class CudaDevice(Device):
                 cuda_driver.make((cuda_driver.record(twin.encode_began, stream),))
                 packer.launch(form, twin.outputs(chunk)[0], twin.input, room, stream)
         except self._cupy.cuda.memory.OutOfMemoryError:
-            self.encodes = False  # the processor encodes from now on
+            self.encodes = frozenset()  # the processor encodes from now on
             return None
         cuda_driver.make(
             (

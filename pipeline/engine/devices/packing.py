@@ -1,4 +1,5 @@
-"""Encodes the chunks of an output on a GPU: a kernel shuffles them, nvCOMP encodes, a kernel writes Blosc chunks."""
+"""Encodes the chunks of an output on a GPU: kernels shuffle them, encode LZ4 and write Blosc chunks; nvCOMP encodes
+Zstandard."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from kernels.blocks import BLOCK, BYTES, NO_SHUFFLE, Places
-from kernels.blocks.cuda import Packed, Packing, Streams, cut, pack_chunks
+from kernels.blocks.cuda import Packed, Packing, Streams, cut, encode_lz4, pack_chunks
 from pipeline.codecs import nvcomp
 from pipeline.codecs.blosc import BloscLayout
 from pipeline.codecs.packed import ChunkForm
@@ -33,12 +34,14 @@ class _Memory:
         streams = layout.streams()
         self.per_chunk, self.longest = len(streams), max(size for _, size in streams)
         count = self.per_chunk * chunks
-        room, temporary = nvcomp.encode_sizes(codec, count, self.longest, self.stride * chunks)
+        room, temporary = self.longest, 0
+        if codec != "lz4":
+            room, temporary = nvcomp.encode_sizes(codec, count, self.longest, self.stride * chunks)
         self.room = -(-room // 16) * 16
         self.shuffled = cupy.empty(self.stride * chunks, cupy.uint8)
         self.encoded = cupy.empty(self.room * count, cupy.uint8)
         self.temporary = cupy.empty(max(temporary, 1), cupy.uint8)
-        self.statuses, self.offsets = cupy.empty(count, cupy.int32), cupy.empty(count, cupy.uint64)
+        self.statuses, self.offsets = cupy.zeros(count, cupy.int32), cupy.empty(count, cupy.uint64)
         self.starts = cupy.empty(chunks, cupy.int64)
         firsts = np.arange(chunks, dtype=np.uint64)[:, np.newaxis] * np.uint64(self.stride)
         offsets, sizes = np.array(streams, np.uint64).T
@@ -73,11 +76,14 @@ class Packer:
         cut(region, memory.blocks[: count * layout.blocks * BLOCK.itemsize], origins, memory.shuffled, places,
             stream=stream)  # fmt: skip
         streams = Streams(*(row.data.ptr for row in memory.table))
-        nvcomp.encode(
-            form.codec, streams, count * memory.per_chunk, memory.longest,
-            temporary=(memory.temporary.data.ptr, memory.temporary.nbytes), statuses=memory.statuses.data.ptr,
-            stream=stream,
-        )  # fmt: skip
+        if form.codec == "lz4":
+            encode_lz4(streams, count * memory.per_chunk, stream)
+        else:
+            nvcomp.encode(
+                form.codec, streams, count * memory.per_chunk, memory.longest,
+                temporary=(memory.temporary.data.ptr, memory.temporary.nbytes), statuses=memory.statuses.data.ptr,
+                stream=stream,
+            )  # fmt: skip
         first = table_bytes(count)
         packing = Packing(
             nbytes=layout.nbytes, capacity=max(nbytes - first, 0), room=memory.room, chunks=count,

@@ -1,4 +1,4 @@
-"""Decodes the packed blocks of a chunk on a GPU: nvCOMP decodes streams, a kernel places their samples."""
+"""Decodes the packed blocks of a chunk on a GPU: kernels decode LZ4 and place the samples, nvCOMP decodes the rest."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels.blocks import AXES, BLOCK
-from kernels.blocks.cuda import Streams, add_rows, check_streams, check_sums, copy_streams, place
+from kernels.blocks.cuda import Streams, add_rows, check_streams, check_sums, copy_streams, decode_lz4, place
 from pipeline.codecs import nvcomp
 from pipeline.codecs.packed import PackedBlocks
 
@@ -38,7 +38,9 @@ class Unpacking:
         fault = cupy.empty((), cupy.int32)
         cupy.cuda.runtime.memsetAsync(fault.data.ptr, NO_FAULT & 0xFF, fault.nbytes, stream.ptr)
         encoded = self._streams(0)
-        if count:
+        if packed.codec == "lz4":
+            decode_lz4(encoded, count, fault, stream)
+        elif count:
             longest = packed.longest[0]
             needed = nvcomp.decode_temporary_bytes(packed.codec, count, longest, packed.decoded_bytes)
             temporary = cupy.empty(max(needed, 1), cupy.uint8)

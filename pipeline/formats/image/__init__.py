@@ -18,6 +18,9 @@ from pipeline.formats.image.png import Png
 from pipeline.formats.image.pnm import Pnm
 from pipeline.formats.image.pyramid import LABELS
 from pipeline.formats.image.tiff import Tiff
+from pipeline.formats.image.volumes.mrc import Mrc, MrcTags
+from pipeline.formats.image.volumes.nifti import Nifti
+from pipeline.formats.image.volumes.nifti_header import NiftiTags
 from pipeline.formats.image.zarr import Zarr, is_zarr
 from pipeline.storage.object_file import opened_to_read
 from pipeline.storage.objects import ObjectPath
@@ -27,7 +30,7 @@ from pipeline.storage.positional import first_bytes, reading
 __all__ = ["FORMATS", "ImageHeader", "ImageReader", "ImageWriter", "Opening", "Region", "Storage"]
 __all__ += ["create_image", "format_for_output", "not_kept", "open_image"]
 
-FORMATS: tuple[ImageFormat, ...] = (Tiff(), Zarr(), Png(), Pnm(), Npy())
+FORMATS: tuple[ImageFormat, ...] = (Tiff(), Zarr(), Png(), Pnm(), Npy(), Nifti(), Mrc())
 
 # Metadata that several formats hold, or that few do and people miss: in words, and by the name in a header.
 _CARRIED = {
@@ -35,7 +38,7 @@ _CARRIED = {
     "orientation": ("orientation", "orientation"),
     "label properties": ("label properties", LABELS),
 }
-_FIRST_BYTES = 64
+FIRST_BYTES = 512
 _BEYOND_ANY_FILE_BYTES = 1 << 62
 
 
@@ -82,6 +85,8 @@ def not_kept(header: ImageHeader, path: Path) -> str | None:
         known |= {"place": "georeference"} if place.is_placed else {}
         known |= {"nodata": "nodata value"} if place.nodata is not None else {}
     known |= header.notes.facts()
+    for tags in metadata.values():
+        known |= tags.facts() if isinstance(tags, NiftiTags | MrcTags) else {}
     known |= {key: words for key, (words, name) in _CARRIED.items() if name in metadata}
     known |= {"display": "display settings"} if ome_zarr.has_display(metadata.get("omero")) else {}
     kept = format_for_output(path).keeps(header, path)
@@ -97,7 +102,7 @@ def _format_of(path: Path) -> ImageFormat | None:
         is_folder = is_zarr(path) if isinstance(path, ObjectPath) else path.is_dir()
         if not is_folder:
             path.stat()
-    beginning = b"" if is_folder else first_bytes(path, _FIRST_BYTES, opened_to_read)
+    beginning = b"" if is_folder else first_bytes(path, FIRST_BYTES, opened_to_read)
     for form in (*FORMATS, _LISTS):
         if form.recognises(path, beginning):
             return form
@@ -108,8 +113,9 @@ def _format_of(path: Path) -> ImageFormat | None:
 
 
 def _by_suffix(path: Path) -> ImageFormat | None:
-    suffix = path.suffix.lower()
-    return next((form for form in (*FORMATS, _LISTS) if suffix in form.suffixes), None)
+    name = path.name.lower()
+    known = ((suffix, form) for form in (*FORMATS, _LISTS) for suffix in form.suffixes)
+    return next((form for suffix, form in known if name.endswith(suffix) and name != suffix), None)
 
 
 def _suffixes() -> list[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ _LONGEST_CARRIED = 4 << 20
 # Chunks that define how samples are shown, carried over to a new PNG: colour space, gamma, luminance, resolution, and
 # Exif's orientation.
 _CARRIED = (b"cHRM", b"gAMA", b"iCCP", b"sRGB", b"cICP", b"mDCV", b"cLLI", b"pHYs", b"eXIf")
+_UNTRUE = (b"tRNS", b"tIME", b"hIST", b"sBIT")  # of the input's samples and its file
 _PHYS = struct.Struct(">IIB")
 _PER_METER = 1
 _COARSEST = 5000  # pixels in a metre: rounding changes larger pixels by more than one in ten thousand
@@ -200,13 +201,15 @@ def _read_header(file: PositionalFile) -> ImageHeader:
             f"{file.path}: truncated: its header promises {row_bytes * height:,} bytes of samples, "
             f"which {file.size:,} bytes cannot hold; copy or export it again"
         )
-    transparent, carried, texts, samples = False, [], [], False
+    transparent, carried, texts, others, samples = False, [], [], [], False
     for chunk in chunks:
         samples = samples or chunk.kind == b"IDAT"
         if samples and isinstance(file, ObjectFile):  # each further chunk would take a request
             break
         if chunk.kind in png_text.KINDS and chunk.length <= _LONGEST_CARRIED:
             texts.append((chunk.kind, bytes(_data_of(file, chunk))))
+        if _is_told(chunk.kind):
+            others.append(chunk.kind.decode("latin-1"))
         if samples:
             continue
         transparent = transparent or (chunk.kind == b"tRNS" and b"tRNS" in _wanted(colour))
@@ -219,7 +222,7 @@ def _read_header(file: PositionalFile) -> ImageHeader:
         dtype=np.dtype(np.uint16 if depth == 16 else np.uint8),
         metadata={"compression": "deflate"} | ({"png_chunks": tuple(carried)} if carried else {}) | _profile(described),
         calibration=_calibration(described),
-        notes=png_text.read(texts),
+        notes=replace(png_text.read(texts), left_out=_named(others)),
     )
 
 
@@ -251,6 +254,15 @@ def _calibration(chunks: Mapping[bytes, bytes]) -> Calibration:
     if unit != _PER_METER or not x or not y or x in _OF_SCREENS:
         return Calibration()
     return Calibration({"Y": Step(1 / y, "meter"), "X": Step(1 / x, "meter")})
+
+
+def _is_told(kind: bytes) -> bool:
+    """Whether a chunk says something of the image that a result does not have."""
+    return bool(kind[0] & 0x20) and kind not in (*_CARRIED, *png_text.KINDS, *_UNTRUE)
+
+
+def _named(kinds: list[str]) -> tuple[str, ...]:
+    return (f"chunks {', '.join(dict.fromkeys(kinds))} of the PNG",) if kinds else ()
 
 
 def _profile(chunks: Mapping[bytes, bytes]) -> dict[str, bytes]:

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pipeline.codecs.bounded import decode
 from pipeline.errors import InputError, MillraceError
@@ -28,6 +27,8 @@ from pipeline.formats.grid.fixed_decimals import NumberStyle
 from pipeline.formats.grid.opendx import OpenDx
 from pipeline.formats.image.array_reader import ArrayReader, file_array
 from pipeline.formats.image.base import OF_COMPLEX, ImageHeader, ImageReader
+from pipeline.formats.image.volumes.mrc import Mrc
+from pipeline.formats.image.volumes.nifti import Nifti
 from pipeline.formats.image.zarr import is_zarr
 from pipeline.formats.image.zarr.reader import open_level
 from pipeline.formats.numpy_files import mapped_array
@@ -38,10 +39,6 @@ from pipeline.storage.positional import first_bytes, reading
 # Of a map as text that has to be parsed, or is compressed.
 MOST_TEXT_BYTES = 256 << 20
 _BART = "XYZCMEabcdTUeLAf"
-_HEAD_BYTES = 1024  # of MRC
-_MRC_MODES = {0: "i1", 1: "i2", 2: "f4", 4: "c8", 6: "u2", 12: "f2"}
-_NIFTI_TYPES = {2: "u1", 4: "i2", 8: "i4", 16: "f4", 32: "c8", 64: "f8", 256: "i1", 512: "u2", 768: "u4", 1024: "i8",
-                1280: "u8", 1792: "c16"}  # fmt: skip
 _DX = re.compile(
     rb"object\s+\S+\s+class\s+gridpositions\s+counts\s+(\d+)\s+(\d+)\s+(\d+).*?data\s+follows[^\n]*\n", re.DOTALL
 )
@@ -120,21 +117,6 @@ def _cfl(path: Path) -> ImageReader:
     return _stack(path, letters, pair.array.reshape([pair.dims[axis] for axis in reversed(used)]))
 
 
-def _mrc(path: Path) -> ImageReader:
-    head = first_bytes(path, _HEAD_BYTES)
-    if len(head) < _HEAD_BYTES:
-        raise InputError(f"{path}: too short for an MRC map: {len(head)} bytes; copy it again")
-    order = ">" if head[212:214] == b"\x11\x11" else "<"
-    columns, rows, sections, mode = struct.unpack(f"{order}4i", head[:16])
-    axes = struct.unpack(f"{order}3i", head[64:76])
-    (extended,) = struct.unpack(f"{order}i", head[92:96])
-    if mode not in _MRC_MODES or min(columns, rows, sections) < 1 or extended < 0:
-        raise InputError(f"{path}: not an MRC map, or of mode {mode}, which cannot be shown; export it as float32")
-    letters = "".join("XYZ"[axis - 1] for axis in reversed(axes)) if sorted(axes) == [1, 2, 3] else "ZYX"
-    dtype = np.dtype(order + _MRC_MODES[mode])
-    return _stack(path, letters, file_array(path, dtype, (sections, rows, columns), offset=_HEAD_BYTES + extended))
-
-
 def _dx(path: Path) -> ImageReader:
     text = _text(path) if path.name.lower().endswith(".gz") else None
     found = _DX.search(first_bytes(path, _LONGEST_DX_HEAD) if text is None else text[:_LONGEST_DX_HEAD])
@@ -188,38 +170,6 @@ def _text(path: Path) -> bytes:
     return found
 
 
-def _nifti(path: Path) -> ImageReader:
-    head = first_bytes(path, 352)
-    is_compressed = path.name.lower().endswith(".gz")
-    if is_compressed:
-        with reading(path), open(path, "rb", opener=open_beneath) as file:
-            head = _inflated_head(file.read(1 << 16))
-    order = next((each for each in "<>" if struct.unpack(f"{each}i", head[:4].ljust(4))[0] == 348), None)
-    if order is None or head[344:347] != b"n+1":
-        raise InputError(f"{path}: not a NIfTI-1 file with its image; convert it to .nii")
-    dims = struct.unpack(f"{order}8h", head[40:56])
-    (code,) = struct.unpack(f"{order}h", head[70:72])
-    offset, slope, intercept = struct.unpack(f"{order}3f", head[108:120])
-    if code not in _NIFTI_TYPES or not 1 <= dims[0] <= 7 or min(dims[1 : dims[0] + 1]) < 1:
-        raise InputError(f"{path}: NIfTI data of type {code} and dimensions {dims} cannot be shown; convert them")
-    shape = dims[1 : max(dims[0], 2) + 1][::-1]
-    while len(shape) > 2 and shape[0] == 1:
-        shape = shape[1:]
-    dtype = np.dtype(order + _NIFTI_TYPES[code])
-    array = file_array(path, dtype, shape, offset=int(offset))
-    is_scaled = np.isfinite([slope, intercept]).all() and slope != 0 and (slope, intercept) != (1, 0)
-    if is_scaled and dtype.kind != "c":
-        array = _Scaled(array, slope, intercept)
-    return _stack(path, "cbaTZYX", array)
-
-
-def _inflated_head(compressed: bytes) -> bytes:
-    try:
-        return zlib.decompressobj(31).decompress(compressed, 352)
-    except zlib.error:
-        return b""
-
-
 def _dicom(path: Path) -> ImageReader:
     """Uncompressed, in one file."""
     from pipeline.formats.series.dicom import pydicom_for
@@ -238,29 +188,15 @@ def _dicom(path: Path) -> ImageReader:
     return _stack(path, "ZYXS" if colours else "ZYX", array)
 
 
-class _Scaled:
-    """Stored values as those that they stand for."""
-
-    dtype = np.dtype(np.float64)
-
-    def __init__(self, stored: NDArray[Any], slope: float, intercept: float) -> None:
-        self.shape, self._stored, self._scale = stored.shape, stored, (slope, intercept)
-
-    def __getitem__(self, where: Any) -> NDArray[np.float64]:
-        slope, intercept = self._scale
-        return np.asarray(self._stored[where] * np.float64(slope) + intercept)
-
-
 _OPENERS: dict[tuple[str, ...], Callable[[Path], ImageReader]] = {
     (".npy",): lambda path: _plain(path, mapped_array(path)),
     (".cfl", ".hdr"): _cfl,
-    (".mrc", ".map", ".ccp4"): _mrc,
+    (".mrc", ".mrcs", ".map", ".ccp4"): Mrc(as_stored=True).open,
     (".dx", ".dx.gz"): _dx,
     (".cube", ".cub"): _cube,
-    (".nii", ".nii.gz"): _nifti,
+    (".nii", ".nii.gz"): Nifti(any_samples=True).open,
     (".dcm",): _dicom,
 }
-SUFFIXES: tuple[str, ...] = (
-    *(suffix for form in images.FORMATS for suffix in form.suffixes),
-    *(suffix for suffixes in _OPENERS for suffix in suffixes if suffix != ".npy"),
+SUFFIXES: tuple[str, ...] = tuple(
+    dict.fromkeys(suffix for known in (*(form.suffixes for form in images.FORMATS), *_OPENERS) for suffix in known)
 )

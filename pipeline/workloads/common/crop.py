@@ -20,6 +20,8 @@ from pipeline.formats.image.base import ImageHeader, ImageReader, Region
 from pipeline.formats.image.metadata import Calibration, Step
 from pipeline.formats.image.metadata.geotiff import GeoTags
 from pipeline.formats.image.metadata.ome_zarr import cropped_omero
+from pipeline.formats.image.volumes.mrc import MrcTags
+from pipeline.formats.image.volumes.nifti_header import NiftiTags
 from pipeline.workloads.common.index_range import IndexRange
 from pipeline.workloads.common.storage import StorageParameters
 
@@ -168,16 +170,22 @@ def _part_header(header: ImageHeader, boxes: Mapping[str, range]) -> ImageHeader
     sizes, channels = dict(zip(header.axes, header.shape, strict=True)), boxes.get("C", range(1))
     picked = slice(channels.start, channels.stop, channels.step)
     known, metadata = header.calibration.cropped(first, picked), dict(header.metadata)
+    notes = header.notes.cropped(boxes, sizes)
     if "T" in boxes and boxes["T"].step > 1 and "T" in known.steps:
         step = known.steps["T"]
         longer = {"T": Step(step.size * boxes["T"].step, step.unit)}
         known = Calibration({**known.steps, **longer}, known.origin, known.channels)
     if isinstance(metadata.get("geo"), GeoTags):
         metadata["geo"] = metadata["geo"].cropped(first["Y"], first["X"])
+    for name, tags in metadata.items():
+        if isinstance(tags, NiftiTags | MrcTags):
+            metadata[name] = part = tags.cropped(boxes)
+            lost = [words for key, words in tags.facts().items() if key not in part.facts()]
+            notes = replace(notes, left_out=(*notes.left_out, *lost))
     if isinstance(metadata.get("omero"), Mapping) and "C" in boxes:
         metadata["omero"] = cropped_omero(metadata["omero"], picked, header.shape[header.axes.index("C")])
     return replace(
         header, shape=tuple(len(boxes[letter]) if letter in boxes else n
                             for letter, n in zip(header.axes, header.shape, strict=True)),
-        calibration=known, metadata=metadata, notes=header.notes.cropped(boxes, sizes),
+        calibration=known, metadata=metadata, notes=notes,
     )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from typing import Any
 
@@ -18,6 +19,20 @@ EXACT = 1 << 53
 def module_of(array: Any) -> Any:
     """The module `numpy` or `cupy`, without importing it."""
     return sys.modules[type(array).__module__.partition(".")[0]]
+
+
+def copy_rows(source: Any, part: tuple[slice, ...], target: Any) -> None:
+    """`target[...] = source[part]` of C-contiguous arrays, on CUDA by the copy that is made for rows apart."""
+    xp, taken = module_of(source), source[part]
+    row = max((axis for axis in range(source.ndim) if source.shape[axis] != target.shape[axis]), default=0)
+    if xp is np or any(taken.shape[axis] != source.shape[axis] for axis in range(row)):
+        target[...] = taken
+        return
+    apart, length = (array.shape[row] * source.strides[row] for array in (source, target))
+    xp.cuda.runtime.memcpy2DAsync(
+        target.data.ptr, length, taken.data.ptr, apart, length, math.prod(target.shape[:row]),
+        xp.cuda.runtime.memcpyDeviceToDevice, xp.cuda.get_current_stream().ptr,
+    )  # fmt: skip
 
 
 def computed_in(stored: np.dtype[Any]) -> np.dtype[Any]:

@@ -132,8 +132,8 @@ def _operator_named(name: str, where: str) -> ImageOperator:
 
 def _kept_path(output: Path, number: int) -> Path:
     """out.step2.ome.tif of out.ome.tif."""
-    suffixes = output.suffixes[-2:] if output.suffixes[-2:-1] == [".ome"] else output.suffixes[-1:]
-    ending = "".join(suffixes)
+    is_double = output.suffixes[-2:-1] == [".ome"] or output.suffix.lower() == ".gz"
+    ending = "".join(output.suffixes[-2 if is_double else -1 :])
     return output.with_name(f"{output.name.removesuffix(ending)}.step{number}{ending}")
 
 

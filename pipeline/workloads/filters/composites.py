@@ -18,7 +18,7 @@ from kernels.smoothing import box as box_filter
 from kernels.smoothing import gaussian as gaussian_filter
 from kernels.smoothing.window import Window, box_window, gaussian_windows
 from pipeline.workloads.common.samples import computed_in, computed_in_floats
-from pipeline.workloads.filters.window import Axes, Size
+from pipeline.workloads.filters.window import Axes, Size, modes
 from pipeline.workloads.operator import image_operator
 from pipeline.workloads.operator.edges import Edges
 
@@ -100,13 +100,13 @@ def _float_of(source: np.dtype[Any]) -> np.dtype[Any]:
     return np.dtype(np.float64 if computed_in(source) == np.float64 else np.float32)
 
 
-@_operator(halo=_reach_of(_one), anchored=True, keeps_range=True)
+@_operator(halo=_reach_of(_one), anchored=True, keeps_range=True, keeps_rows=True)
 def gaussian(block: Any, *, sigma: Sigma, axes: Axes = None, out: Any, stream: Any, edges: Any) -> None:
     """Smooth with a Gaussian."""
     assert axes is not None
     options: dict[str, Any] = {"axes": axes, "offset": [edges.first[axis] for axis in axes]}
     sigmas = _each("sigma", sigma, len(axes))
-    gaussian_filter(block, sigmas, mode="valid", out=out, workers=1, stream=stream, **options)
+    gaussian_filter(block, sigmas, mode=modes(block, out, axes), out=out, workers=1, stream=stream, **options)
 
 
 def _box_reach(asked: Any, axes: int) -> Reach:
@@ -114,12 +114,12 @@ def _box_reach(asked: Any, axes: int) -> Reach:
     return [(window.before, window.after) for window in windows]
 
 
-@_operator(halo=_box_reach, computes_in=computed_in, keeps_range=True)
+@_operator(halo=_box_reach, computes_in=computed_in, keeps_range=True, keeps_rows=True)
 def box(block: Any, *, size: Size = None, axes: Axes = None, out: Any, stream: Any) -> None:
     """Take the mean over a box around each pixel."""
     assert axes is not None
     options: dict[str, Any] = {"axes": axes, "out": out, "workers": 1, "stream": stream}
-    box_filter(block, _each("size", size or (3,), len(axes)), mode="valid", **options)
+    box_filter(block, _each("size", size or (3,), len(axes)), mode=modes(block, out, axes), **options)
 
 
 @_operator(halo=_reach_of(_two), anchored=True, dtype=_float_of)

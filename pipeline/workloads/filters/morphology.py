@@ -17,6 +17,7 @@ from pipeline.workloads.filters.window import (
     NoData,
     Radius,
     Size,
+    modes,
     refused,
     sides_of,
     window,
@@ -61,7 +62,7 @@ def _apply(
     """The operation on a block with its halo; each filter takes its part of that away."""
     assert axes is not None
     options: dict[str, Any] = {"axes": axes, "nan_policy": nan_policy, "nodata": nodata, "stream": stream}
-    options |= {"mode": "valid", "workers": 1}
+    options |= {"mode": modes(block, out, axes), "workers": 1}
     filters = _FILTERS[operation]
     try:
         options |= window(size, footprint, radius, len(axes))
@@ -87,6 +88,7 @@ def _of(operation: str, summary: str) -> Any:
     return image_operator(
         _apply, name=operation, given={"operation": operation}, summary=summary, tolerance=0,
         halo=partial(_halo, operation=operation), computes_in=computed_in, keeps_range="hat" not in operation,
+        keeps_rows=True,
     )  # fmt: skip
 
 

@@ -20,6 +20,7 @@ from pipeline.workloads.filters.window import (
     NoData,
     Radius,
     Size,
+    modes,
     refused,
     sides_of,
     window,
@@ -54,7 +55,7 @@ def _take(
     options: dict[str, Any] = {"axes": axes, "nan_policy": nan_policy, "nodata": nodata, "out": out, "stream": stream}
     try:
         options |= window(size, footprint, radius, len(axes))
-        percentile_filter(block, percentile, mode="valid", workers=1, **options)
+        percentile_filter(block, percentile, mode=modes(block, out, axes), workers=1, **options)
     except ValueError as error:
         raise refused(error) from error
 
@@ -87,7 +88,14 @@ def _define(
 
 
 _operator = partial(
-    image_operator, _take, halo=_halo, computes_in=computed_in, tolerance=0, keeps_range=True, reference=_define
+    image_operator,
+    _take,
+    halo=_halo,
+    computes_in=computed_in,
+    tolerance=0,
+    keeps_range=True,
+    reference=_define,
+    keeps_rows=True,
 )
 
 percentile = _operator(name="percentile", summary="Take a percentile of the window around each pixel.")

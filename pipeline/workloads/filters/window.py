@@ -52,6 +52,11 @@ def window(size: tuple[int, ...] | None, footprint: str, radius: int | None, axe
     return {"footprint": footprint_named(footprint, radius, axes)}
 
 
+def modes(block: Any, out: Any, axes: Any) -> list[str]:
+    """The border mode along each axis: whole windows only, or any if `out` is as long as the block."""
+    return ["nearest" if out.shape[axis] == block.shape[axis] else "valid" for axis in axes]
+
+
 def sides_of(asked: Any, axes: int) -> tuple[int, ...]:
     """The samples of the window along each axis, checked against the other options; ValueError names one."""
     if math.isnan(asked.cval) and asked.nan_policy == "raise":

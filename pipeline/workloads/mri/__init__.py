@@ -47,7 +47,7 @@ from pipeline.workloads.mri.reconstruction import (
 )
 from pipeline.workloads.mri.regularized import regularized
 from pipeline.workloads.mri.series import misplaced, series_header
-from pipeline.workloads.mri.subspace import SubspaceReconstruction, read_basis
+from pipeline.workloads.mri.subspace import SubspaceReconstruction, pooled, read_basis
 from pipeline.workloads.mri.volume import VolumeReconstruction, maps_bytes, samples_bytes
 from pipeline.workloads.paths import refuse_same_file, version_of
 from pipeline.workloads.protocol import ArraySpec, Budget, Chunk, IterateStore, JobSpec, JobSummary, Plan, Result, Sink
@@ -153,21 +153,19 @@ class MriJob:
     @cached_property
     def _in_parts(self) -> bool:
         """Whether `compute` reads the samples, a few coils at a time, instead of `read`."""
-        if self._basis is not None:
-            return False
-        largest = max(samples_bytes(self._source, image) for image in self._images)
+        largest = max(self._samples_bytes)
         return self.parameters.split == "coils" or (self.header.is_volume and largest >= LARGE_BYTES)
+
+    @cached_property
+    def _samples_bytes(self) -> list[int]:
+        """Of each chunk."""
+        return [sum(samples_bytes(self._source, image) for image in images) for images in self._groups]
 
     def _refuse_unjoined(self) -> None:
         names = " and ".join(name for name in self.parameters.penalty_names if name in ("llr", "tv-time"))
         if self._source.times < 2:
             raise ParameterError(
                 f"--regularizer {names}: {self.spec.input} holds one time, and {names} joins several: give --frames"
-            )
-        if self._in_parts:
-            raise ParameterError(
-                f"--regularizer {names}: large volumes, and --split coils, are reconstructed one time after the other; "
-                "use l1-wavelet or tv"
             )
 
     def _chunk(self, number: int, images: Sequence[Image]) -> Chunk:
@@ -195,7 +193,7 @@ class MriJob:
     def hold_at_most(self, budget_bytes: int) -> int:
         held = self._source.hold_at_most(budget_bytes)
         if self._in_parts:
-            held += max(samples_bytes(self._source, image) for image in self._images)
+            held += max(self._samples_bytes)
             maps = maps_bytes(self._source)
             self._host_bytes = maps if held + maps <= budget_bytes else 0
             held += self._host_bytes
@@ -277,28 +275,30 @@ class MriJob:
         note_read: Callable[[float, int], None] = lambda seconds, nbytes: None,
     ) -> None:
         """Reconstruct an image with the peers, and fill the outputs if there are any."""
-        image = self._groups[chunk.index][0]
-        trajectory = self._source.trajectory(image.readouts)
+        images = self._groups[chunk.index]
+        trajectories = [self._source.trajectory(image.readouts) for image in images]
         volume = VolumeReconstruction(
             self._source,
             self.parameters,
             self._reconstruction,
-            image,
+            images,
             peers,
             like,
+            problem=self._largest(),
             host_bytes=self._host_bytes,
             follow=self._follower(chunk.index),
             follow_status=self._penalty_follower(chunk.index),
             note_read=note_read,
-            # Ranks would have to agree on the state that they found.
-            resumption=self._resumption(chunk.index) if peers.size == 1 else None,
+            resumption=self._resumption(chunk.index),
         )
         try:
-            found = volume.reconstructed(trajectory)
+            found = volume.reconstructed(trajectories, None if self._subspace is None else self._subspace.encoding)
         except ValueError as error:
-            raise InputError(f"{self._where(image)}: {error}") from error
+            raise InputError(f"{self._where(images[0])}: {error}") from error
+        if self._subspace is not None:
+            trajectories = [pooled(trajectories)] * len(found.transforms)
         if outputs is not None:
-            self._fill(chunk, [trajectory], found, outputs)
+            self._fill(chunk, trajectories, found, outputs)
 
     def _fill(
         self, chunk: Chunk, trajectories: Sequence[Trajectory], found: Reconstructed, outputs: Sequence[Any]
@@ -460,9 +460,7 @@ class MriJob:
             found["frames"] = source.frames
         if header.times > 1:
             found["times"] = list(header.time_names)
-        found["gpu_memory"] = (
-            f"at most {format_bytes(device_bytes(self._largest(), self.parameters))} besides the chunks"
-        )
+        found["gpu_memory"] = f"at most {format_bytes(self.device_bytes)} besides the chunks"
         samples = sum(source.coils * image.points for image in self._images)
         return JobSummary(
             shape=self.header.shape,
@@ -472,15 +470,24 @@ class MriJob:
             remarks=found | dict(self._audit.convergence()),
         )
 
+    @property
+    def device_bytes(self) -> int:
+        return device_bytes(self._largest(), self.parameters)
+
     def _largest(self) -> Problem:
         """The problem that needs the most memory on a GPU."""
         source, shape = self._source, self._source.grid.shape
         groups = len(self._groups) * len(self._groups[0])
         in_parts = self._in_parts
+        at_once = group_parts(source.channels, math.prod(shape))[0].stop if in_parts else source.channels
+        # A volume's are streamed into two buffers; others are mixed, those of a basis after they are joined.
+        mixed = source.white is not None or self.parameters.compress is not None
+        copies = 2 * at_once if in_parts else source.channels * mixed + source.coils * (self._basis is not None)
         return Problem(
             shape=shape,
             channels=source.channels,
-            at_once=group_parts(source.channels, math.prod(shape))[0].stop if in_parts else source.channels,
+            at_once=at_once,
+            copies=copies,
             points=max(image.points for image in self._images),
             times=max(map(len, self._groups)),
             cached=min(groups, most_cached(shape)) - 1 if len(self._groups) > 1 else 0,

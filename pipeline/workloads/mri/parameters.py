@@ -283,8 +283,6 @@ class MriParameters(Parameters):
             raise ValueError("--basis belongs to --method cg-sense: leave it out")
         if self.field_map is not None:
             raise ValueError("--basis and --field-map cannot be combined: leave one out")
-        if self.split == "coils":
-            raise ValueError("--basis: the coefficients of an image are made together; leave --split out")
         if "tv-time" in self.penalty_names:
             raise ValueError("--regularizer tv-time belongs to frames, and --basis makes coefficients: use llr")
         if self.frame_step not in (None, self.frames) or self.view_sharing is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -64,8 +65,12 @@ class Calibration:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Encoded:
-    """The normal equations of one image: `normal` x = `right`, both weighted; data: (channels, m), unweighted."""
+    """The normal equations of one image: `normal` x = `right`, both weighted; data: (channels, m), unweighted.
 
+    maps: complex64 (channels, *matrix)
+    """
+
+    maps: Any
     normal: Callable[[Any], Any]
     right: Any
     data: Any
@@ -94,6 +99,21 @@ class Reconstructed:
     notes: Mapping[str, str] = field(default_factory=dict)
 
 
+class _Solver:
+    """Conjugate gradients of all images of a trajectory in one CUDA graph: it reads their maps in the same place."""
+
+    def __init__(self, toeplitz: Toeplitz, like: Any, maps: Any, damping: float) -> None:
+        self._maps = maps
+        self._solver = CapturedCg(toeplitz_normal(toeplitz, maps), like, damping=damping)
+        self._lock = threading.Lock()
+
+    def solve(self, right: Any, maps: Any, **limits: Any) -> tuple[Any, Any]:
+        with self._lock:
+            if maps is not self._maps:
+                self._maps[...] = maps
+            return self._solver.solve(right, **limits)
+
+
 class Reconstruction:
     """Reconstructs images on one device; may be called from several threads."""
 
@@ -103,7 +123,8 @@ class Reconstruction:
         most = most_cached(source.grid.shape)
         self._geometries: LruCache[Geometry] = LruCache(most)
         self._calibrations: LruCache[Calibration] = LruCache(most)
-        self._solvers: LruCache[CapturedCg] = LruCache(most)
+        self._solvers: LruCache[_Solver] = LruCache(most)
+        self._toeplitz: Toeplitz | None = None  # the latest
         self._segments: LruCache[tuple[OffResonance, float]] = LruCache(most)
         self.workers = threads_for(source, len(source.images))
 
@@ -123,9 +144,7 @@ class Reconstruction:
         limits: dict[str, Any] = {"iterations": asked.most_iterations, "tolerance": asked.tolerance}
         limits |= {"on_iteration": on_iteration, "resumption": resumption}
         if asked.method == "cg-sense" and encoded.capture:
-            key = trajectory.digest, image.readouts.time, image.readouts.slice
-            solver = self._solvers.get(key, lambda: CapturedCg(encoded.normal, encoded.right, damping=damping))
-            found, curve = solver.solve(encoded.right, **limits)
+            found, curve = self._solver(trajectory, encoded, damping).solve(encoded.right, encoded.maps, **limits)
         elif asked.method == "cg-sense":
             found, curve = cg_sense(encoded.normal, encoded.right, damping=damping, **limits)
         return Reconstructed(
@@ -135,6 +154,15 @@ class Reconstruction:
             method=encoded.geometry.transform.method,
             segment_error=encoded.segment_error,
         )
+
+    def _solver(self, trajectory: Trajectory, encoded: Encoded, damping: float) -> _Solver:
+        def make() -> _Solver:
+            toeplitz = encoded.geometry.toeplitz
+            assert toeplitz is not None, "it can be captured"
+            maps = encoded.maps if len(self._source.images) == 1 else encoded.maps.copy()  # others' will replace them
+            return _Solver(toeplitz, encoded.right, maps, damping)
+
+        return self._solvers.get(trajectory.digest, make)
 
     def encoded(self, image: Image, samples: Any, trajectory: Trajectory) -> Encoded:
         """The normal equations of an image; samples as for `image`."""
@@ -149,7 +177,13 @@ class Reconstruction:
             normal = toeplitz_normal(geometry.toeplitz, calibration.maps)
         right = gridded(transform, data, calibration.maps, geometry.weights)
         return Encoded(
-            normal=normal, right=right, data=data, geometry=geometry, transform=transform, segment_error=error
+            maps=calibration.maps,
+            normal=normal,
+            right=right,
+            data=data,
+            geometry=geometry,
+            transform=transform,
+            segment_error=error,
         )
 
     def geometry(self, trajectory: Trajectory, like: Any) -> Geometry:
@@ -169,7 +203,8 @@ class Reconstruction:
                 kernel = cartesian_kernel(points, weights, shape)
             else:
                 kernel = toeplitz_kernel(points, weights, shape, asked.eps, workers=self.workers)
-            toeplitz = Toeplitz(kernel, shape, workers=self.workers)
+            toeplitz = Toeplitz(kernel, shape, workers=self.workers, beside=self._toeplitz)
+            self._toeplitz = toeplitz
         return Geometry(transform=transform, weights=weights, toeplitz=toeplitz)
 
     @property

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from kernels.nufft import Nufft, SubspaceToeplitz, cartesian_kernel, subspace_kernels, toeplitz_kernel
 from kernels.nufft.toeplitz.kernel import MOST_COEFFICIENTS
 from kernels.sense import CapturedCg, cg_sense, gridded, mixed, namespace
+from kernels.sense.coil_groups import groups_of, streamed
 from kernels.sense.resumption import Resumption
 from pipeline.errors import InputError
 from pipeline.formats.cfl import Cfl
@@ -77,13 +78,44 @@ def pooled(trajectories: Sequence[Trajectory]) -> Trajectory:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class _Geometry:
-    """What trajectories and basis determine. weights: (m,) float32, adding up to the number of frames, so that the
-    normal operator's diagonal is near 1."""
+class SubspaceEncoding:
+    """The `Encoding` of coefficients: what trajectories and basis determine.
 
+    weights : (m,) float32, adding up to the number of frames, so that the normal operator's diagonal is near 1
+    rows    : of the conjugate basis for each sample, complex64 (m, coefficients)
+    """
+
+    points: NDArray[np.float64]
     transform: Nufft
     weights: Any
+    rows: Any
     toeplitz: SubspaceToeplitz
+
+    @property
+    def transforms(self) -> tuple[Nufft, ...]:
+        return (self.transform,) * self.toeplitz.coefficients
+
+    def right(self, samples: Any, maps: Any) -> Any:
+        """samples: of all coils (coils, m) on the device; or of each group, on the host, for `GroupedMaps`."""
+
+        def mixed_in(k: int) -> Any:
+            if hasattr(samples, "shape"):
+                return samples * self.rows[:, k]
+            return (part * self.rows[:, k] for part in streamed(namespace(self.rows), samples))
+
+        xp, coefficients = namespace(self.rows), range(self.toeplitz.coefficients)
+        return xp.stack([gridded(self.transform, mixed_in(k), maps, self.weights) for k in coefficients])
+
+    def normal(self, maps: Any) -> Callable[[Any], Any]:
+        product: Any = None  # its memory is used again in each iteration
+
+        def normal(series: Any) -> Any:
+            nonlocal product
+            for number, (_, group) in enumerate(groups_of(maps)):
+                product = self.toeplitz.apply_sense(series, group, product, add=number > 0)
+            return product
+
+        return normal
 
 
 class SubspaceReconstruction:
@@ -93,7 +125,7 @@ class SubspaceReconstruction:
         self._reconstruction = reconstruction
         self._asked = parameters
         self._basis = basis
-        self._geometries: LruCache[_Geometry] = LruCache(_CACHED)
+        self._encodings: LruCache[SubspaceEncoding] = LruCache(_CACHED)
 
     def coefficients(
         self,
@@ -113,20 +145,11 @@ class SubspaceReconstruction:
         asked, xp = self._asked, namespace(samples[0])
         whole = pooled(trajectories)
         flat = xp.concatenate([each.reshape(len(each), -1) for each in samples], axis=1)
-        frames = np.repeat(np.arange(len(trajectories)), [len(each.points) for each in trajectories])
-        geometry = self._geometries.get(whole.digest, lambda: self._geometry(whole, frames, flat))
-        points, weights = beside(whole.points, flat), geometry.weights
+        encoding = self.encoding(trajectories, flat)
+        points, weights = beside(whole.points, flat), encoding.weights
         calibration = self._reconstruction.maps_of(images[0].readouts.slice, flat, points, weights / len(self._basis))
         data = flat if calibration.mixing is None else mixed(flat, calibration.mixing)
-        maps, rows = calibration.maps, beside(self._basis, flat)[beside(frames, flat)].conj().astype(np.complex64)
-        right = xp.stack(
-            [gridded(geometry.transform, data * rows[:, k], maps, weights) for k in range(self._basis.shape[1])]
-        )
-        product = xp.empty_like(right)  # its memory is used again in each iteration
-
-        def normal(series: Any) -> Any:
-            return geometry.toeplitz.apply_sense(series, maps, product)
-
+        right, normal = encoding.right(data, calibration.maps), encoding.normal(calibration.maps)
         notes: dict[str, str] = {}
         if asked.has_penalties:
             energy = float(xp.sum((data.real**2 + data.imag**2) * weights, dtype=np.float64))
@@ -153,17 +176,23 @@ class SubspaceReconstruction:
         image = Reconstructed(
             image=found,
             curve=curve,
-            transforms=(geometry.transform,) * len(found),
-            method=geometry.transform.method,
+            transforms=encoding.transforms,
+            method=encoding.transform.method,
             segment_error=0.0,
             notes=notes,
         )
         return image, whole
 
-    def _geometry(self, whole: Trajectory, frames: NDArray[np.int64], like: Any) -> _Geometry:
+    def encoding(self, trajectories: Sequence[Trajectory], like: Any) -> SubspaceEncoding:
+        """Of the frames of these trajectories, on the device of `like`; cached for the next slice."""
+        whole = pooled(trajectories)
+        return self._encodings.get(whole.digest, lambda: self._make_encoding(whole, trajectories, like))
+
+    def _make_encoding(self, whole: Trajectory, trajectories: Sequence[Trajectory], like: Any) -> SubspaceEncoding:
         asked, reconstruction = self._asked, self._reconstruction
         shape, workers = reconstruction.shape, reconstruction.workers
-        points = beside(whole.points, like)
+        points, basis = beside(whole.points, like), beside(self._basis, like)
+        frames = beside(np.repeat(np.arange(len(trajectories)), [len(each.points) for each in trajectories]), like)
         weights = reconstruction.weights(whole, points) * np.float32(len(self._basis))
 
         def kernel_of(own: Any) -> Any:
@@ -171,11 +200,14 @@ class SubspaceReconstruction:
                 return cartesian_kernel(points, own, shape)
             return toeplitz_kernel(points, own, shape, asked.eps, workers=workers)
 
-        kernels = subspace_kernels(kernel_of, weights, beside(self._basis, like), beside(frames, like))
-        return _Geometry(
+        return SubspaceEncoding(
+            points=whole.points,
             transform=Nufft(
                 points, shape, eps=asked.eps, method=asked.transform, coils=reconstruction.channels, workers=workers
             ),
             weights=weights,
-            toeplitz=SubspaceToeplitz(kernels, self._basis.shape[1], shape, workers=workers),
+            rows=basis[frames].conj().astype(np.complex64),
+            toeplitz=SubspaceToeplitz(
+                subspace_kernels(kernel_of, weights, basis, frames), self._basis.shape[1], shape, workers=workers
+            ),
         )

@@ -1,26 +1,30 @@
-"""Reconstructs one large image, a few coils at a time; several ranks may share its coils.
+"""Reconstructs large images, a few coils at a time; several ranks may share the coils.
+
+They are one image, all times that a penalty joins, or the coefficients of a basis: see `Encoding`.
 
 Every rank reads the file, keeps its own channels, and computes weights and kernel itself. Three results need all coils
 and are communicated once: the correlations for compression, the coarse images for the sensitivities, and the sum of the
 maps' squares. In each iteration a rank applies its coils' part of the normal operator, an all-reduce of the image
 completes it, and all ranks take the same step. If a rank is lost, the others continue from the latest iteration that
-any of them has: each keeps a checkpoint, with the coarse images, and they take over the lost coils.
+any of them has: each keeps a checkpoint, with the coarse images, and they take over the lost coils. Regularised
+iterations continue from the state that rank 0 saved last, and so does a job that is resumed.
 
 A single rank communicates nothing. Maps that do not fit the device are streamed from the host.
 """
 
 from __future__ import annotations
 
+import io
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.nufft import Toeplitz
 from kernels.sense import (
     CentreImages,
     GroupedMaps,
@@ -33,10 +37,9 @@ from kernels.sense import (
     sense_normal,
     sensitivities,
     to_host,
-    toeplitz_normal,
 )
 from kernels.sense.channels import strongest_channels
-from kernels.sense.coil_groups import Residency, group_parts, plan_residency, streamed
+from kernels.sense.coil_groups import Residency, group_parts, groups_of, plan_residency, streamed
 from kernels.sense.conjugate_gradient import Progress, initial_progress
 from kernels.sense.reconstruction import Transform
 from kernels.sense.resumption import Resumption
@@ -45,17 +48,14 @@ from pipeline.errors import OutOfDeviceMemory, ParameterError, counted
 from pipeline.formats.kspace.base import Readouts
 from pipeline.workloads.gang_protocols import Peers
 from pipeline.workloads.mri.images import Image, ImageSource, Trajectory
+from pipeline.workloads.mri.memory import Problem, bytes_besides_maps
 from pipeline.workloads.mri.parameters import MriParameters
 from pipeline.workloads.mri.reconstruction import Geometry, Reconstructed, Reconstruction
 from pipeline.workloads.mri.regularized import solved
 
 # Samples of all coils that are read at a time, besides those that are kept.
 _BLOCK_BYTES = 64 << 20
-# Images on the device besides the maps: those of conjugate gradients and their temporaries.
-_IMAGES = 8
-# Share of the device's free memory: the rest is for unpredictable needs, such as the FFTs' work space.
-_USED = 0.9
-_GRID_CELLS = 1 << 29  # of the oversampled grids of all coils of a group
+_USED = 0.9  # share of the device's free memory: the rest is for unpredictable needs
 ITEM = np.dtype(np.complex64).itemsize
 
 
@@ -75,37 +75,101 @@ class _Checkpoint:
 
 
 def device_room(xp: Any) -> int | None:
-    """Free bytes on the current device; None on a CPU, where maps are in host memory anyway."""
+    """Bytes of the current device that this job may take or has taken; None on a CPU, whose maps are in host memory."""
     if xp is np:
         return None
+    pool = getattr(xp.cuda.get_allocator(), "__self__", None) or xp.get_default_memory_pool()
     free, _ = xp.cuda.runtime.memGetInfo()
-    return int(free + xp.get_default_memory_pool().free_bytes())
+    room = int(_USED * (free + pool.total_bytes()))
+    return min(room, pool.get_limit() or room)
+
+
+class Encoding(Protocol):
+    """How samples of all coils arise from images (n, *matrix): the sums over coils are one rank's.
+
+    points, weights : of the samples of all images together, (m, dimensions) on the host and (m,) on the device
+    transforms      : of each image, for the audit
+    """
+
+    @property
+    def points(self) -> NDArray[np.float64]: ...
+
+    @property
+    def weights(self) -> Any: ...
+
+    @property
+    def transforms(self) -> tuple[Transform, ...]: ...
+
+    def right(self, samples: Sequence[NDArray[Any]], maps: GroupedMaps) -> Any:
+        """Σ_c E_c^H W s_c. samples: of each group of coils (coils, m), on the host."""
+
+    def normal(self, maps: GroupedMaps) -> Callable[[Any], Any]:
+        """Σ_c E_c^H W E_c."""
+
+
+class _Times:
+    """The `Encoding` of images that have nothing but their coils in common, each with samples of its own."""
+
+    def __init__(
+        self, trajectories: Sequence[Trajectory], geometries: Sequence[Geometry], transforms: Sequence[Transform]
+    ) -> None:
+        self.transforms = tuple(transforms)
+        self.points = np.concatenate([each.points for each in trajectories])
+        self._geometries = geometries
+        self._xp = namespace(geometries[0].weights)
+        self.weights = self._xp.concatenate([each.weights for each in geometries])
+        ends = np.cumsum([0, *(len(each.points) for each in trajectories)])
+        self._parts = [slice(*pair) for pair in pairwise(ends)]
+
+    def right(self, samples: Sequence[NDArray[Any]], maps: GroupedMaps) -> Any:
+        found = []
+        for part, geometry, transform in zip(self._parts, self._geometries, self.transforms, strict=True):
+            own = [np.ascontiguousarray(group[:, part]) for group in samples]
+            found.append(gridded(transform, streamed(self._xp, own), maps, geometry.weights)[None])
+        return found[0] if len(found) == 1 else self._xp.concatenate(found)
+
+    def normal(self, maps: GroupedMaps) -> Callable[[Any], Any]:
+        both = list(zip(self._geometries, self.transforms, strict=True))
+        if any(geometry.toeplitz is None for geometry, _ in both):
+            each = [sense_normal(transform, maps, geometry.weights) for geometry, transform in both]
+            return lambda series: self._xp.stack([one(image) for one, image in zip(each, series, strict=True)])
+
+        def normal(series: Any) -> Any:
+            total = self._xp.empty_like(series)
+            for number, (_, group) in enumerate(groups_of(maps)):
+                for geometry, image, into in zip(self._geometries, series, total, strict=True):
+                    geometry.toeplitz.apply_sense(image, group, into, add=number > 0)  # type: ignore[union-attr]
+            return total
+
+        return normal
 
 
 class VolumeReconstruction:
-    """One rank's part in the reconstruction of an image."""
+    """One rank's part in the reconstruction of images that are one problem."""
 
     def __init__(
         self,
         source: ImageSource,
         parameters: MriParameters,
         reconstruction: Reconstruction,
-        image: Image,
+        images: Sequence[Image],
         peers: Peers,
         like: Any,
         *,
+        problem: Problem,
         host_bytes: int,
         follow: Callable[[int, Any], None] | None,
         follow_status: Callable[[int, NDArray[np.float64]], None],
         note_read: Callable[[float, int], None],
         resumption: Resumption | None = None,
     ) -> None:
-        """like: any array of the rank's device. host_bytes: what maps may take on the host if they do not fit
-        the GPU. note_read: called with the seconds and bytes of each read."""
+        """like: any array of the rank's device. problem: for the memory that all coils take. host_bytes: what maps
+        may take on the host if they do not fit the GPU. note_read: called with the seconds and bytes of each read."""
         self._source = source
         self._asked = parameters
         self._reconstruction = reconstruction
-        self._image = image
+        self._images = images
+        self._problem = problem
         self._peers = peers
         self._xp = namespace(like)
         self._like = like
@@ -113,17 +177,23 @@ class VolumeReconstruction:
         self._follow, self._follow_status = follow, follow_status
         self._solver_notes: Mapping[str, str] = {}
         self._note_read = note_read
-        self._resumption = resumption
+        self._resumption = None if resumption is None else _shared(resumption, peers)
         self._made_again = False
         self._own = list(peers.shards)
         known = [peers.partials[shard] for shard in self._own if shard in peers.partials]
         self._checkpoint: _Checkpoint = known[0] if known else _Checkpoint()
         peers.partials.update(dict.fromkeys(self._own, self._checkpoint))
 
-    def reconstructed(self, trajectory: Trajectory) -> Reconstructed:
-        """The image and its curve, the same on all ranks. Raises the errors of a collective if a rank is lost."""
-        geometry = self._reconstruction.geometry(trajectory, self._like)
-        transform, error = self._reconstruction.corrected(self._image, trajectory, geometry, self._like)
+    def reconstructed(
+        self, trajectories: Sequence[Trajectory], subspace: Callable[[Sequence[Trajectory], Any], Encoding] | None
+    ) -> Reconstructed:
+        """The images and their curve, the same on all ranks. Raises the errors of a collective if a rank is lost.
+
+        trajectories : of each image; subspace: the encoding of coefficients instead of images
+        """
+        encoding, method, error = self._encoding(trajectories, subspace)
+        shape = (len(encoding.transforms), *self._source.grid.shape)
+        self._restore_progress(shape)
         leader, states = self._states()
         mixing = self._mixing(bool(states[:, 0].all()))
         resumed = states[leader, 2] >= 0
@@ -131,20 +201,46 @@ class VolumeReconstruction:
         parts = group_parts(len(self._own), math.prod(self._source.grid.shape))
         needed = not resumed or (estimated and not states[:, 1].all())
         samples = self._own_samples(mixing, parts) if needed else []
-        coarse = self._coarse(mixing, samples, trajectory, geometry, bool(states[:, 1].all())) if estimated else None
-        maps = self._maps(mixing, coarse, geometry.toeplitz, samples)
+        coarse = self._coarse(mixing, samples, encoding, bool(states[:, 1].all())) if estimated else None
+        maps = self._maps(mixing, coarse)
         try:
-            found, curve = self._solved(maps, samples, transform, geometry, leader if resumed else None)
+            found, curve = self._solved(maps, samples, encoding, leader if resumed else None, shape)
         finally:
             maps.close()
         return Reconstructed(
             image=found,
             curve=curve,
-            transforms=(transform,),
-            method=geometry.transform.method,
+            transforms=encoding.transforms,
+            method=method,
             segment_error=error,
             notes=self._notes(maps.residency),
         )
+
+    def _encoding(
+        self, trajectories: Sequence[Trajectory], subspace: Callable[[Sequence[Trajectory], Any], Encoding] | None
+    ) -> tuple[Encoding, str, float]:
+        """With the transforms' method, and the error of the off-resonance correction."""
+        if subspace is not None:
+            encoding = subspace(trajectories, self._like)
+            return encoding, encoding.transforms[0].method, 0.0  # type: ignore[attr-defined]
+        geometries = [self._reconstruction.geometry(each, self._like) for each in trajectories]
+        corrected = [
+            self._reconstruction.corrected(image, trajectory, geometry, self._like)
+            for image, trajectory, geometry in zip(self._images, trajectories, geometries, strict=True)
+        ]
+        method = ", ".join(sorted({each.transform.method for each in geometries}))
+        times = _Times(trajectories, geometries, [transform for transform, _ in corrected])
+        return times, method, max(error for _, error in corrected)
+
+    def _restore_progress(self, shape: tuple[int, ...]) -> None:
+        """Start from the saved iteration of conjugate gradients, if there is one, and this rank has none."""
+        asked, resumption = self._asked, self._resumption
+        if self._checkpoint.progress is None and not asked.has_penalties and resumption is not None:
+            progress = initial_progress(self._xp.zeros(shape, np.complex64), asked.most_iterations)
+            if resumption.fits(progress.state()):
+                assert resumption.saved is not None, "it fits"
+                progress.restore(resumption.saved)
+                self._checkpoint.progress = progress
 
     def _states(self) -> tuple[int, NDArray[np.int64]]:
         """The rank with the latest iteration, and the state of every rank's checkpoint."""
@@ -170,12 +266,15 @@ class VolumeReconstruction:
         return whole
 
     def _blocks(self) -> Sequence[Readouts]:
-        readouts = self._image.readouts
-        step = max(_BLOCK_BYTES // (self._source.coils * self._image.samples * ITEM), 1)
-        return [
-            Readouts(readouts.time, readouts.slice, first, min(first + step, readouts.stop))
-            for first in range(readouts.first, readouts.stop, step)
-        ]
+        found = []
+        for image in self._images:
+            readouts = image.readouts
+            step = max(_BLOCK_BYTES // (self._source.coils * image.samples * ITEM), 1)
+            found += [
+                Readouts(readouts.time, readouts.slice, first, min(first + step, readouts.stop))
+                for first in range(readouts.first, readouts.stop, step)
+            ]
+        return found
 
     def _read(self, block: Readouts) -> NDArray[np.complex64]:
         began = time.perf_counter()
@@ -185,15 +284,16 @@ class VolumeReconstruction:
 
     def _own_samples(self, mixing: NDArray[np.complex128], parts: Sequence[slice]) -> list[NDArray[Any]]:
         """Of each group of own channels (channels, m), on the host: blocks of readouts are read with all coils."""
-        readouts, length = self._image.readouts, self._image.samples
+        points, done = sum(image.points for image in self._images), 0
         # Not pinned: pinning takes longer than copying them to the device once.
-        kept = [np.empty((part.stop - part.start, self._image.points), np.complex64) for part in parts]
+        kept = [np.empty((part.stop - part.start, points), np.complex64) for part in parts]
         rows = [mixing[self._own[part]] for part in parts]
         plain = self._source.white is None and self._asked.compress is None
         for block in self._blocks():
             self._peers.check()
             samples = self._read(block)
-            there = slice((block.first - readouts.first) * length, (block.stop - readouts.first) * length)
+            there = slice(done, done + math.prod(samples.shape[1:]))
+            done = there.stop
             for part, of_part, into in zip(parts, rows, kept, strict=True):
                 chosen = samples[self._own[part]] if plain else mixed(samples, of_part)
                 into[:, there] = chosen.reshape(len(into), -1)
@@ -203,8 +303,7 @@ class VolumeReconstruction:
         self,
         mixing: NDArray[np.complex128],
         samples: Sequence[NDArray[Any]],
-        trajectory: Trajectory,
-        geometry: Geometry,
+        encoding: Encoding,
         known: bool,
     ) -> sensitivities.CoarseMaps:
         """Coarse sensitivities from the k-space centre of all channels."""
@@ -212,24 +311,22 @@ class VolumeReconstruction:
         find = sensitivities.coarse_walsh if asked.sensitivities == "walsh" else sensitivities.coarse_espirit
         try:
             if not known or self._checkpoint.centre is None:
-                self._checkpoint.centre = self._centre(len(mixing), samples, trajectory, geometry)
+                self._checkpoint.centre = self._centre(len(mixing), samples, encoding)
             return find(self._checkpoint.centre)
         except ValueError as error:
             raise ParameterError(
                 f"--calibration {asked.calibration}: {self._source.path}: {error}; choose another, or --sensitivities"
             ) from error
 
-    def _centre(
-        self, channels: int, samples: Sequence[NDArray[Any]], trajectory: Trajectory, geometry: Geometry
-    ) -> CentreImages:
+    def _centre(self, channels: int, samples: Sequence[NDArray[Any]], encoding: Encoding) -> CentreImages:
         """The coarse images of all channels; each rank computes those of its own."""
         asked, shape, xp = self._asked, self._source.grid.shape, self._xp
-        where = in_centre(trajectory.points, shape, asked.calibration)
+        where = in_centre(encoding.points, shape, asked.calibration)
         central = np.concatenate([group[:, where] for group in samples])
         mine = centre_images(
             xp.asarray(central),
-            xp.asarray(trajectory.points[where]),
-            geometry.weights[xp.asarray(where)],
+            xp.asarray(encoding.points[where]),
+            encoding.weights[xp.asarray(where)],
             shape,
             width=asked.calibration,
             taper=asked.sensitivities == "walsh",
@@ -240,22 +337,16 @@ class VolumeReconstruction:
         summed = self._peers.control.allreduce(images)
         return CentreImages(images=xp.asarray(summed), width=mine.width)
 
-    def _maps(
-        self,
-        mixing: NDArray[np.complex128],
-        coarse: sensitivities.CoarseMaps | None,
-        toeplitz: Toeplitz | None,
-        samples: Sequence[NDArray[Any]],
-    ) -> GroupedMaps:
+    def _maps(self, mixing: NDArray[np.complex128], coarse: sensitivities.CoarseMaps | None) -> GroupedMaps:
         """The maps of the rank's channels, on the device or the host."""
         shape = self._source.grid.shape
-        residency = self._residency(toeplitz, samples)
+        residency = self._residency()
         self._made_again = self._refuse_or_make_again(residency, coarse is not None)
         maps = GroupedMaps(self._like, len(self._own), shape, residency, made_again=self._made_again)
         if coarse is not None:
             maps.make(lambda part: coarse.fine(self._own[part], shape), self._squares_sum, coarse.mask(shape))
             return maps
-        given = self._source.sensitivities(self._image.readouts.slice)
+        given = self._source.sensitivities(self._images[0].readouts.slice)
         assert given is not None, "a file's"
         plain = self._source.white is None and self._asked.compress is None
         maps.make(
@@ -267,22 +358,20 @@ class VolumeReconstruction:
     def _squares_sum(self, squares: Any) -> Any:
         return self._peers.communicator.allreduce(squares)
 
-    def _residency(self, toeplitz: Toeplitz | None, samples: Sequence[NDArray[Any]]) -> Residency:
+    def _residency(self) -> Residency:
         shape, coils = self._source.grid.shape, len(self._own)
-        pixels = math.prod(shape)
-        group = group_parts(coils, pixels)[0].stop
-        free = device_room(self._xp)
-        if free is None:
+        room = device_room(self._xp)
+        if room is None:
             return plan_residency(coils, shape, None)
-        grid = min(group * pixels << len(shape), max(_GRID_CELLS, pixels << len(shape)))
-        taken = _IMAGES * pixels + 4 * group * pixels + 2 * grid + 4 * group * self._image.points * bool(samples)
-        taken = taken * ITEM + (toeplitz.work_bytes(group) if toeplitz is not None else 0)
+        group = group_parts(coils, math.prod(shape))[0].stop
+        taken = bytes_besides_maps(replace(self._problem, channels=coils, at_once=group), self._asked)
         try:
-            found = plan_residency(coils, shape, max(int(_USED * free) - taken, 0))
+            found = plan_residency(coils, shape, max(room - taken, 0))
         except ValueError as error:
             raise OutOfDeviceMemory(
-                f"{self._source.path}: an image of {pixels} pixels takes {format_bytes(taken)} of the GPU besides its "
-                f"coils, and {format_bytes(free)} are free: split the coils over more GPUs, or use --device cpu"
+                f"{self._source.path}: an image of {math.prod(shape)} pixels takes {format_bytes(taken)} of the GPU "
+                f"besides its coils, and {format_bytes(room)} are free: split the coils over more GPUs, or use "
+                "--device cpu"
             ) from error
         return found
 
@@ -307,15 +396,15 @@ class VolumeReconstruction:
         self,
         maps: GroupedMaps,
         samples: list[NDArray[Any]],
-        transform: Transform,
-        geometry: Geometry,
+        encoding: Encoding,
         leader: int | None,
+        shape: tuple[int, ...],
     ) -> tuple[Any, Any]:
         """leader: the rank from whose iteration all continue; None: from the start."""
         asked, checkpoint = self._asked, self._checkpoint
         if leader is None:
-            right = self._confirmed_sum(gridded(transform, streamed(self._xp, samples), maps, geometry.weights))
-            energy = self._energy(samples, geometry) if asked.has_penalties else 0.0
+            right = self._confirmed_sum(encoding.right(samples, maps))
+            energy = self._energy(samples, encoding) if asked.has_penalties else 0.0
             samples.clear()
             if asked.method == "gridding":
                 return right, None
@@ -323,22 +412,18 @@ class VolumeReconstruction:
                 checkpoint.progress = initial_progress(right, asked.most_iterations)
                 del right
         else:
-            self._follow_leader(leader)
-        inner = (
-            sense_normal(transform, maps, geometry.weights)
-            if geometry.toeplitz is None
-            else toeplitz_normal(geometry.toeplitz, maps)
-        )
+            self._follow_leader(leader, shape)
+        inner = encoding.normal(maps)
 
-        def normal(picture: Any) -> Any:
+        def normal(series: Any) -> Any:
             self._peers.check()
-            return self._confirmed_sum(inner(picture))
+            return self._confirmed_sum(inner(series))
 
         if asked.has_penalties:
             solution, self._solver_notes = solved(
                 asked,
-                lambda series: normal(series[0])[None],
-                right[None],
+                normal,
+                right,
                 energy=energy,
                 capture=False,  # it exchanges data between ranks, and may copy maps from the host
                 follow=self._follow_status,
@@ -346,7 +431,7 @@ class VolumeReconstruction:
                 agreed=self._agreed,
                 resumption=self._resumption,
             )
-            return solution.image[0], solution.status
+            return solution.image, solution.status
         return cg_sense(
             normal,
             None,
@@ -359,9 +444,9 @@ class VolumeReconstruction:
             resumption=self._resumption,
         )
 
-    def _energy(self, samples: Sequence[NDArray[Any]], geometry: Geometry) -> float:
+    def _energy(self, samples: Sequence[NDArray[Any]], encoding: Encoding) -> float:
         """Σ W |s|² of all ranks' channels."""
-        weights = to_host(geometry.weights).astype(np.float64)
+        weights = to_host(encoding.weights).astype(np.float64)
         own = sum(float((np.abs(group) ** 2 @ weights).sum()) for group in samples)
         return float(self._peers.control.allreduce(np.array([own]))[0])
 
@@ -371,9 +456,9 @@ class VolumeReconstruction:
         self._peers.communicator.confirm()
         return whole
 
-    def _follow_leader(self, leader: int) -> None:
+    def _follow_leader(self, leader: int, shape: tuple[int, ...]) -> None:
         """Copy the leader's iteration to all ranks. A rank that receives only part of it loses its checkpoint."""
-        mine, xp, shape = self._checkpoint.progress, self._xp, self._source.grid.shape
+        mine, xp = self._checkpoint.progress, self._xp
         if self._peers.rank != leader:
             self._checkpoint.progress = None
         if mine is None:
@@ -408,6 +493,27 @@ class VolumeReconstruction:
         if self._peers.size > 1:
             found["split"] = f"{counted(self._source.channels, 'channel')} over {self._peers.size} ranks"
         return found
+
+
+def _shared(resumption: Resumption, peers: Peers) -> Resumption:
+    """Rank 0's for all ranks: they continue from its saved state, and it saves theirs when it is due there."""
+    if peers.size == 1:
+        return resumption
+    mine, control = peers.rank == 0, peers.control
+    packed = io.BytesIO()
+    kept: Mapping[str, Any] = (resumption.saved or {}) if mine else {}
+    np.savez(packed, **kept)
+    size = control.broadcast(np.array([packed.tell()]))[0]
+    packed = io.BytesIO(
+        control.broadcast(np.frombuffer(packed.getvalue(), np.uint8).copy() if mine else np.empty(size, np.uint8))
+    )
+    with np.load(packed) as arrays:
+        saved = dict(arrays)
+    return Resumption(
+        saved=saved or None,
+        due=lambda: bool(control.broadcast(np.array([mine and resumption.due()]))[0]),
+        save=resumption.save if mine else lambda state: None,
+    )
 
 
 def samples_bytes(source: ImageSource, image: Image) -> int:

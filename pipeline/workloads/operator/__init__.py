@@ -64,6 +64,7 @@ def image_operator(
     tolerance: float | Callable[[Any], float] | None = None,
     keeps_range: bool = False,
     anchored: bool = False,
+    keeps_rows: bool = False,
     name: str | None = None,
     given: Mapping[str, Any] | None = None,
     summary: str | None = None,
@@ -93,6 +94,8 @@ def image_operator(
                 the result's dtype; None: see `pipeline.workloads.operator.audit`
     keeps_range : the result has the input's dtype, and its values lie between those of the input
     anchored  : the result depends on where the block lies (`edges.first`), such as that of a decimated filter
+    keeps_rows : a function that fills `out` also takes it as long as the block along some axes; its results may be
+                anything where the block lacks samples (`pipeline.workloads.filters.window.modes`)
     name      : of the workload; None: the function's
     given     : parameters of f that are no options, with their values, for operators that share a function; each is
                 the attribute of the function's module of its own name, with _ for -
@@ -104,7 +107,7 @@ def image_operator(
     def decorated(function: Callable[..., Any]) -> ImageOperator:
         options: dict[str, Any] = {"halo": halo, "axes": axes, "dtype": dtype, "computes_in": computes_in}
         audited: dict[str, Any] = {"reference": reference, "tolerance": tolerance, "keeps_range": keeps_range}
-        further: dict[str, Any] = {"given": given or {}, "anchored": anchored}
+        further: dict[str, Any] = {"given": given or {}, "anchored": anchored, "keeps_rows": keeps_rows}
         made = Definition(name=name or function.__name__, function=function, **options, **audited, **further)
         return ImageOperator(made, summary)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -18,7 +19,7 @@ from pipeline.formats.image.base import ImageHeader, Region
 from pipeline.storage.partial import Callback, Opening, no_callback
 from pipeline.workloads.common.halo import pack_with_borders, read_with_borders
 from pipeline.workloads.common.image_plan import grown, plan_image, remarks
-from pipeline.workloads.common.samples import module_of
+from pipeline.workloads.common.samples import copy_rows, module_of
 from pipeline.workloads.operator.audit import RecomputedAudit, ReferenceAudit
 from pipeline.workloads.operator.edges import Edges
 from pipeline.workloads.operator.parameters import OperatorParameters
@@ -26,12 +27,15 @@ from pipeline.workloads.operator.step import Definition, Step
 from pipeline.workloads.paths import refuse_same_file
 from pipeline.workloads.protocol import ArraySpec, Budget, Chunk, JobSpec, JobSummary, Plan, Sink
 
+VECTOR_BYTES = 16  # to which rows of a chain's blocks are rounded: kernels load as many at once
+
 
 class OperatorJob:
     """Each chunk is computed on its own from a read that includes its halo.
 
     Each of several steps computes what the next ones look at, and beyond the image's edges the border mode extends its
-    result like an image of its own: the bits are those of the steps run one after the other.
+    result like an image of its own: the bits are those of the steps run one after the other. In between, rows stay as
+    long as they were read, so that each begins at a whole vector: GPU kernels take half the time then.
     """
 
     def __init__(
@@ -197,18 +201,43 @@ class OperatorJob:
         for step in reversed(self._steps):
             own = step.halo if len(self._steps) == 1 else [(max(sides),) * 2 for sides in step.halo]
             halos.insert(0, [(a + c, b + d) for (a, b), (c, d) in zip(own, halos[0], strict=True)])
+        if len(self._steps) > 1:
+            halos[0][self._row] = (-(-halos[0][self._row][0] // self._vector) * self._vector,) * 2
         return halos
+
+    @cached_property
+    def _row(self) -> int:
+        """The axis of rows: the last that is filtered."""
+        return max(self.axes)
+
+    @cached_property
+    def _vector(self) -> int:
+        """Places along the axis of rows that take a multiple of VECTOR_BYTES."""
+        source = self._reader.header
+        return VECTOR_BYTES // math.gcd(VECTOR_BYTES, math.prod(source.shape[self._row + 1 :]) * source.dtype.itemsize)
 
     def _apply(self, samples: Any, region: Region, outputs: Sequence[Any], stream: Any) -> None:
         """Fill the outputs from a region's input with its halo, step by step."""
         xp, asked = module_of(samples), self._parameters
         held = grown(region, self._halos[0])  # what `samples` covers
+        keeps_rows = len(self._steps) > 1 and self._steps[0].keeps_rows
+        if keeps_rows and xp is not np:
+            samples, held = self._padded(samples, held)
+        if asked.mode == "wrap" and held.start[self._row] <= 0 and held.stop[self._row] >= self.header.shape[self._row]:
+            keeps_rows = False  # beyond the edges would be put what rows of full length lack
         for index, step in enumerate(self._steps):
             wanted = grown(region, self._halos[index + 1])
+            looked_at = grown(wanted, step.halo)
+            keeps_rows = keeps_rows and step.keeps_rows
+            if keeps_rows:
+                wanted, looked_at = (_with_rows(each, held, self._row) for each in (wanted, looked_at))
             is_last = index == len(self._steps) - 1
-            out = outputs[0] if is_last else xp.empty(wanted.shape, step.header.dtype)
-            block = xp.ascontiguousarray(samples[_within(grown(wanted, step.halo), held)])
+            is_whole = is_last and not keeps_rows
+            out = outputs[0] if is_whole else xp.empty(wanted.shape, step.header.dtype)
+            block = xp.ascontiguousarray(samples[_within(looked_at, held)])
             step.apply(step.definition.function, block, wanted, out, stream)
+            if is_last and keeps_rows:
+                copy_rows(out, _within(region, wanted), outputs[0])
             if not is_last:
                 halo, shape = self._halos[index + 1], self.header.shape
                 edges = Edges(first=wanted.start, halo=halo, shape=shape, mode=asked.mode, cval=asked.cval)
@@ -216,6 +245,25 @@ class OperatorJob:
                 if self._kept is not None and index == self._kept[0] and len(outputs) > 1:
                     outputs[1][...] = out[_within(region, wanted)]
             samples, held = out, wanted
+
+    def _padded(self, samples: Any, held: Region) -> tuple[Any, Region]:
+        """Samples whose rows are whole vectors, and what they cover: a copy if the image's own are not."""
+        length = samples.shape[self._row]
+        beyond = -length % self._vector
+        if beyond == 0:
+            return samples, held
+        longer = grown(held, [(0, beyond if axis == self._row else 0) for axis in range(samples.ndim)])
+        padded = module_of(samples).zeros(longer.shape, samples.dtype)
+        padded[_within(held, longer)] = samples
+        return padded, longer
+
+
+def _with_rows(region: Region, of: Region, axis: int) -> Region:
+    """The region with the extent of another along one axis."""
+    return Region(
+        (*region.start[:axis], of.start[axis], *region.start[axis + 1 :]),
+        (*region.stop[:axis], of.stop[axis], *region.stop[axis + 1 :]),
+    )
 
 
 def _within(region: Region, whole: Region) -> tuple[slice, ...]:

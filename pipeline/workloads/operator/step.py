@@ -44,6 +44,7 @@ class Definition:
     keeps_range: bool = False
     given: Mapping[str, Any] = field(default_factory=dict)
     anchored: bool = False
+    keeps_rows: bool = False
 
 
 class Step:
@@ -141,10 +142,15 @@ class Step:
         takes_axes = len(inspect.signature(declared).parameters) > 1
         return declared(self.parameters, *([len(self.axes)] if takes_axes else []))
 
-    def edges(self, region: Region) -> Edges:
-        """Where a region with its halo lies."""
-        first, asked = grown(region, self.halo).start, self.parameters
-        return Edges(first=first, halo=self.halo, shape=self.header.shape, mode=asked.mode, cval=asked.cval)
+    @property
+    def keeps_rows(self) -> bool:
+        """Whether results may be as long along an axis as the block, and anything where that lacks samples."""
+        return self.definition.keeps_rows or not fills_out(_parameters_of(self.definition.function))
+
+    def _halo(self, samples: Any, out: Any) -> list[tuple[int, int]]:
+        """What `samples` hold before and after the samples of `out`: the halo, except along axes of the same length."""
+        lengths = zip(samples.shape, out.shape, strict=True)
+        return [(0, 0) if n == m else sides for sides, (n, m) in zip(self.halo, lengths, strict=True)]
 
     def apply(self, function: Callable[..., Any], samples: Any, region: Region, out: Any, stream: Any = None) -> None:
         """Fill `out` with what the function makes of a region, block by block, or all at once if it fills `out`."""
@@ -166,7 +172,11 @@ class Step:
         asked = _parameters_of(function)
         if fills_out(asked):
             special = {"axes": self.axes, "out": out, "stream": stream, "xp": module_of(out)}
-            special["edges"] = self.edges(region)
+            halo, asked_for = self._halo(samples, out), self.parameters
+            special["edges"] = Edges(
+                first=grown(region, halo).start, halo=halo, shape=self.header.shape, mode=asked_for.mode,
+                cval=asked_for.cval,
+            )  # fmt: skip
             arguments: Mapping[str, Any] = {
                 **self._arguments,
                 **{name: special[name] for name in special if name in asked},
@@ -175,7 +185,8 @@ class Step:
             return
         others = [axis for axis in range(samples.ndim) if axis not in self.axes]
         blocks, results = (array.transpose(*others, *self.axes) for array in (samples, out))
-        kept = tuple(slice(self.halo[axis][0], self.halo[axis][0] + region.shape[axis]) for axis in self.axes)
+        halo = self._halo(samples, out)
+        kept = tuple(slice(halo[axis][0], halo[axis][0] + region.shape[axis]) for axis in self.axes)
         xp = module_of(samples)
         arguments = {**self._arguments, "xp": xp} if "xp" in asked else self._arguments
         for index in np.ndindex(*blocks.shape[: len(others)]):

@@ -102,6 +102,7 @@ def test_refused(given: dict[str, Any], said: str) -> None:
         bilateral(np.zeros((5, 7), np.uint8), **{"sigma_range": 1, **given})
 
 
+@pytest.mark.sanitize("bilateral")
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", SIGMA_RANGE)
 def test_a_gpu_gives_the_bits_of_the_cpu(dtype: str) -> None:

@@ -42,6 +42,7 @@ def poisoned(cupy: Any, grid: Grid) -> Any:
     return cupy.full(grid.shape, cupy.nan, cupy.float32)
 
 
+@pytest.mark.sanitize("coulomb")
 @pytest.mark.parametrize("case", list(cases()), ids=lambda case: case.name)
 def test_every_variant_gives_the_definition(cupy: Any, case: Case) -> None:
     expected, atoms = case.exact(), cupy.asarray(case.atoms())

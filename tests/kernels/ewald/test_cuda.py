@@ -22,6 +22,7 @@ def cupy() -> Any:
     return cupy
 
 
+@pytest.mark.sanitize("ewald")
 @pytest.mark.parametrize("case", cases(), ids=str)
 def test_maps_are_as_accurate_as_promised(cupy: Any, case: Case) -> None:
     atoms = case.atoms()

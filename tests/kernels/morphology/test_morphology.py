@@ -120,6 +120,7 @@ def test_a_gpu_gives_the_bits_of_the_cpu(name: str, dtype: str) -> None:
             same_bits(found.get(), expected, f"{options}")
 
 
+@pytest.mark.sanitize("morphology", "rank")
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "int16", "float32", "float64"])
 @pytest.mark.parametrize("name", ["white_tophat", "black_tophat"])

@@ -36,6 +36,7 @@ def relative(result: Any, expected: Any) -> float:
     return float(np.linalg.norm(result - expected) / np.linalg.norm(expected))
 
 
+@pytest.mark.sanitize("nufft")
 @pytest.mark.parametrize("case", list(cases()), ids=lambda case: case.name)
 def test_every_variant_gives_the_definition(cupy: Any, case: Case) -> None:
     ahead, back = case.exact_forward(), case.exact_adjoint()

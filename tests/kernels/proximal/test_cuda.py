@@ -29,6 +29,7 @@ def cupy() -> Any:
     return cupy
 
 
+@pytest.mark.sanitize("wavelet")
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("shape", [(31, 37), (256, 256), (5, 64, 33), (1, 17), (2, 3), (1, 1), (17,)])
 def test_wavelets_are_those_of_the_cpu(cupy: Any, shape: tuple[int, ...], family: str) -> None:
@@ -45,6 +46,7 @@ def test_wavelets_are_those_of_the_cpu(cupy: Any, shape: tuple[int, ...], family
     np.testing.assert_allclose(wavelet.inverse(wavelet.forward(cupy.asarray(images))).get(), images, atol=1e-5)
 
 
+@pytest.mark.sanitize("proximal")
 def test_thresholds_and_sums_are_those_of_the_cpu(cupy: Any) -> None:
     for count in (1, 31, 100_003):
         values, other = random_complex((3, count), 2), random_complex((3, count), 3)
@@ -61,6 +63,7 @@ def test_thresholds_and_sums_are_those_of_the_cpu(cupy: Any) -> None:
     assert np.isnan(soft_threshold(cupy.asarray([complex(np.nan, 0)], cupy.complex64), 1.0).get()).all()
 
 
+@pytest.mark.sanitize("proximal")
 @pytest.mark.parametrize(("shape", "axes"), [((31, 37), (0, 1)), ((4, 13, 1, 11), (1, 3)), ((7, 5, 3), (0,))])
 def test_differences_are_those_of_the_cpu(cupy: Any, shape: tuple[int, ...], axes: tuple[int, ...]) -> None:
     image, fields = random_complex(shape, 1), random_complex((len(axes), *shape), 2)
@@ -69,6 +72,7 @@ def test_differences_are_those_of_the_cpu(cupy: Any, shape: tuple[int, ...], axe
     np.testing.assert_allclose(found, differences_adjoint(fields.astype(complex), axes), atol=1e-5)
 
 
+@pytest.mark.sanitize("proximal")
 @pytest.mark.parametrize(
     ("frames", "shape", "block"),
     [(6, (19, 23), (8, 8)), (1, (9,), (4,)), (5, (9, 10, 33), (8, 8, 8)), (48, (9, 12), (8, 8)), (49, (9, 12), (8, 8))],

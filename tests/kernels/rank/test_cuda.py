@@ -51,9 +51,10 @@ def _check(cupy: Any, monkeypatch: pytest.MonkeyPatch, image: Any, percentile: f
         same_bits(cupy.asnumpy(out), expected, f"{name} {options}")
 
 
+@pytest.mark.sanitize("rank")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
-    "size", [(3, 3), (5, 5), (7, 7), (9, 9), (15, 15), (31, 31), (2, 6), (1, 40), (67, 3)], ids=str
+    "size", [*((side, side) for side in (3, 5, 7, 9, 11, 13, 15, 31)), (2, 6), (1, 40), (67, 3), (12, 62)], ids=str
 )
 def test_every_variant_gives_the_bits_of_the_cpu(
     cupy: Any, monkeypatch: pytest.MonkeyPatch, dtype: str, size: tuple[int, int]
@@ -65,6 +66,7 @@ def test_every_variant_gives_the_bits_of_the_cpu(
             _check(cupy, monkeypatch, image, percentile, size=size, axes=(0, 1), mode=(first, second), cval=7)
 
 
+@pytest.mark.sanitize("rank")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("size", [(3, 3, 3), (5, 5, 5), (2, 3, 7), (9, 1, 4)], ids=str)
 def test_volumes(cupy: Any, monkeypatch: pytest.MonkeyPatch, dtype: str, size: tuple[int, ...]) -> None:
@@ -73,6 +75,7 @@ def test_volumes(cupy: Any, monkeypatch: pytest.MonkeyPatch, dtype: str, size: t
         _check(cupy, monkeypatch, image, 50.0 if index < 4 else 70.0, size=size, mode=mode, cval=7)
 
 
+@pytest.mark.sanitize("rank")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     ("footprint", "shape"),
@@ -82,6 +85,19 @@ def test_volumes(cupy: Any, monkeypatch: pytest.MonkeyPatch, dtype: str, size: t
 def test_footprints(cupy: Any, monkeypatch: pytest.MonkeyPatch, dtype: str, footprint: Any, shape: Any) -> None:
     for mode, percentile in product(("reflect", "constant"), (50.0, 85.0)):
         _check(cupy, monkeypatch, samples_of(shape, dtype), percentile, footprint=footprint, mode=mode, cval=3)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "int16"])
+@pytest.mark.parametrize("size", [9, 15, (31, 31), (31, 63)], ids=str)
+def test_few_values(cupy: Any, monkeypatch: pytest.MonkeyPatch, dtype: str, size: Any) -> None:
+    """Whole windows in one bin of a histogram; values of a narrow range, with outliers or without."""
+    rng = np.random.default_rng(7)
+    for highest, outliers in ((3, 0), (900, 0), (900, 40)):
+        image = rng.integers(-5 if dtype == "int16" else 0, min(highest, np.iinfo(dtype).max), (97, 211)).astype(dtype)
+        image[30:70, 60:140] = 2
+        image.reshape(-1)[rng.choice(image.size, outliers)] = np.iinfo(dtype).max
+        for percentile in (50.0, 7.0):
+            _check(cupy, monkeypatch, image, percentile, size=size)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -125,15 +141,16 @@ def test_calls_with_other_arrays_of_the_same_layout(cupy: Any) -> None:
             same_bits(cupy.asnumpy(out), filtered(image), f"{seed}")
 
 
-@pytest.mark.parametrize("columns", [1023, 1022, 1024, 7])
-@pytest.mark.parametrize("offset", [1, 2, 3, 5])
+@pytest.mark.sanitize("rank")
+@pytest.mark.parametrize("columns", [1023, 1022, 1024, 1032, 7])
+@pytest.mark.parametrize("offset", [1, 2, 3, 5, 8])
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "float32"])
 def test_rows_and_pointers_of_any_alignment(cupy: Any, dtype: str, columns: int, offset: int) -> None:
     """Nothing is written beside the output."""
     values = samples_of((61, columns), dtype)
     image = cupy.empty(values.size + offset, dtype)[offset:].reshape(values.shape)
     image[...] = cupy.asarray(values)
-    for size in (3, 5, 7, 11):
+    for size in (3, 5, 7, 9, 11):
         around = cupy.full(values.size + 80, 77, dtype)
         target = around[8 - offset : 8 - offset + values.size].reshape(values.shape)
         median_filter(image, size, mode="mirror", out=target)

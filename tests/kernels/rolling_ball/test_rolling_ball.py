@@ -74,6 +74,7 @@ def test_refused(radius: Any) -> None:
         rolling_ball(np.zeros(7, np.uint8), 3)
 
 
+@pytest.mark.sanitize("rolling_ball")
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "float32", "float64"])
 def test_a_gpu_gives_the_bits_of_the_cpu(dtype: str) -> None:

@@ -3,38 +3,84 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Sequence
+from itertools import combinations
 
 import pytest
 
 import kernels
 from kernels.runtime.launch import SHARED_BYTES_WITHOUT_ASKING, KernelCompileError, compile_for, entries
-from tests.kernels.runtime.ptx import functions, representatives
+from tests.kernels.runtime.ptx import Function, functions, representatives
 
 # Most optimisations left out: a tenth of the time.
 QUICK = ("--Ofast-compile=max",)
 # Instantiates templates, resolves overloads and checks types and assertions, but generates no code.
 CHECKED_ONLY = ("-dlto",)
+# A template with more instances is compiled in full for one architecture, and in part for the others.
+MANY = 64
+
+
+def template(expression: str) -> str:
+    return expression.partition("<")[0]
+
+
+def covering(expressions: Sequence[str], turn: int) -> tuple[str, ...]:
+    """All instances of templates with few, in order; of those with MANY, some that have every pair of arguments that
+    any instance has. Another turn begins elsewhere, and so chooses others."""
+    groups: dict[str, list[str]] = {}
+    for expression in expressions:
+        groups.setdefault(template(expression), []).append(expression)
+    kept: set[str] = set()
+    for instances in groups.values():
+        if len(instances) <= MANY:
+            kept.update(instances)
+            continue
+        start = turn * len(instances) // 3
+        waiting = [*instances[start:], *instances[:start]]
+        missing = set().union(*map(pairs, instances))
+        while missing:
+            best = max(waiting, key=lambda each: len(pairs(each) & missing))
+            kept.add(best)
+            missing -= pairs(best)
+    return tuple(each for each in expressions if each in kept)
+
+
+def pairs(expression: str) -> frozenset[tuple[tuple[int, str], ...]]:
+    """Every two of a template's arguments, with their positions."""
+    return frozenset(combinations(enumerate(expression.partition("<")[2].split(", ")), 2))
+
+
+def batched(expressions: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    """In compilations of MANY: the time for one grows faster than its size."""
+    for start in range(0, len(expressions), MANY):
+        yield tuple(expressions[start : start + MANY])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["compute_75", "compute_80", "compute_100"])
 @pytest.mark.parametrize("operation", kernels.names())
-def test_every_entry_of_every_variant_compiles(operation: str, architecture: str) -> None:
-    lowered = compile_for(operation, architecture, options=CHECKED_ONLY).lowered
-    assert tuple(lowered) == entries(operation)
-    assert lowered
-    assert len(set(lowered.values())) == len(lowered)
+def test_every_template_compiles(operation: str, architecture: str) -> None:
+    """All its instances, or every pair of its arguments: the next test compiles every instance for another device."""
+    chosen = covering(entries(operation), ("compute_75", "compute_80", "compute_100").index(architecture))
+    assert tuple(compile_for(operation, architecture, chosen, CHECKED_ONLY).lowered) == chosen
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("operation", kernels.names())
-def test_every_entry_can_be_assembled(operation: str) -> None:
+def test_every_entry_of_every_variant_compiles_and_can_be_assembled(operation: str) -> None:
     """Assembles one instance of each hand-written instruction; the text shows the other errors of the assembler."""
-    compiled = compile_for(operation, "compute_90", options=QUICK)
-    read = functions(compiled.code.decode())
-    for expression, name in compiled.lowered.items():
+    lowered: dict[str, str] = {}
+    read: dict[str, Function] = {}
+    for some in batched(entries(operation)):
+        compiled = compile_for(operation, "compute_90", some, QUICK)
+        lowered |= compiled.lowered
+        read |= functions(compiled.code.decode())
+    assert tuple(lowered) == entries(operation)
+    assert lowered
+    assert len(set(lowered.values())) == len(lowered)
+    for expression, name in lowered.items():
         assert read[name].shared_bytes <= SHARED_BYTES_WITHOUT_ASKING, expression
-    chosen = representatives(compiled.lowered, read)
+    chosen = representatives(lowered, read)
     assembled = compile_for(operation, "sm_90", chosen, QUICK)
     for expression, name in assembled.lowered.items():
         assert name.encode() in assembled.code, expression
@@ -43,10 +89,22 @@ def test_every_entry_can_be_assembled(operation: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("operation", kernels.names())
 def test_one_of_each_template_can_be_assembled_for_the_oldest_device(operation: str) -> None:
-    chosen = {entry.partition("<")[0]: entry for entry in entries(operation)}
+    chosen = {template(entry): entry for entry in entries(operation)}
     assembled = compile_for(operation, "sm_75", tuple(chosen.values()), QUICK)
     for expression, name in assembled.lowered.items():
         assert name.encode() in assembled.code, expression
+
+
+def test_every_pair_of_arguments_is_compiled_for_every_architecture() -> None:
+    everything = entries("smoothing")
+    chosen = [covering(everything, turn) for turn in range(3)]
+    fused = [{each for each in some if template(each) == "fused"} for some in chosen]
+    for some, of_fused in zip(chosen, fused, strict=True):
+        assert set().union(*map(pairs, some)) == set().union(*map(pairs, everything))
+        assert {each for each in everything if template(each) != "fused"} == set(some) - of_fused
+        assert len(of_fused) < MANY
+    assert len(set.union(*fused)) > 2 * max(map(len, fused)), "each architecture has others"
+    assert covering(("a<1, 2>", "b<1, 2>", "c"), 2) == ("a<1, 2>", "b<1, 2>", "c")
 
 
 def test_columns_of_narrow_values_stay_in_registers() -> None:

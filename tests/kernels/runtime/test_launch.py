@@ -93,10 +93,12 @@ def test_the_key_covers_everything_that_goes_into_a_binary(tmp_path: Path, monke
     monkeypatch.setattr(operations, "FOLDER", tmp_path)
     monkeypatch.setattr(binaries, "INCLUDE", tmp_path / "include")
     (tmp_path / "include").mkdir()
-    (tmp_path / "op").mkdir()
+    (tmp_path / "op" / "cuda").mkdir(parents=True)
     source, header = tmp_path / "op" / "op.cu", tmp_path / "include" / "header.cuh"
-    source.write_text('#include "header.cuh"\n')
+    source.write_text('#include "header.cuh"\n#include "cuda/first.cuh"\n')
     header.write_text("// one\n")
+    (tmp_path / "op" / "cuda" / "first.cuh").write_text('#include "beside.cuh"\n')
+    (tmp_path / "op" / "cuda" / "beside.cuh").write_text("// one\n")
 
     def key(*settings: str) -> str:
         binaries._source_files.cache_clear()
@@ -107,8 +109,10 @@ def test_the_key_covers_everything_that_goes_into_a_binary(tmp_path: Path, monke
     assert len({first, key("--std=c++20", "sm_90", "a"), key("--std=c++17", "sm_80", "a"), key("--std=c++17")}) == 4
     header.write_text("// two\n")
     second = key("--std=c++17", "sm_90", "a")
-    source.write_text('#include "header.cuh"\n\n')
-    assert len({first, second, key("--std=c++17", "sm_90", "a")}) == 3
+    source.write_text(source.read_text() + "\n")
+    third = key("--std=c++17", "sm_90", "a")
+    (tmp_path / "op" / "cuda" / "beside.cuh").write_text("// two\n")
+    assert len({first, second, third, key("--std=c++17", "sm_90", "a")}) == 4
     binaries._source_files.cache_clear()
 
 

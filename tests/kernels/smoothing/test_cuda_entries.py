@@ -104,6 +104,7 @@ def cupy() -> Any:
     return cupy
 
 
+@pytest.mark.sanitize("smoothing")
 @pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_every_kernel_is_right(cupy: Any, variant: str, part: int) -> None:

@@ -13,6 +13,7 @@ from tests.kernels.statistics.cases import Case, cases, made
 pytestmark = pytest.mark.gpu
 
 
+@pytest.mark.sanitize("statistics")
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("case", [*cases()], ids=lambda case: case.name)
 def test_the_words_of_the_cpu(case, variant):

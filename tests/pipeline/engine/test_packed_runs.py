@@ -13,6 +13,7 @@ from pipeline.formats.image import ImageHeader, Region, Storage, format_for_outp
 from pipeline.workloads import JobSpec, workloads
 from tests.pipeline.unpacking import Unpacking
 
+pytestmark = pytest.mark.usefixtures("trusted_files")
 SHAPE = (1201, 173)
 
 

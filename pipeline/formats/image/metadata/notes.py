@@ -15,6 +15,7 @@ from xml.etree.ElementTree import fromstring
 import numpy as np
 
 from pipeline.formats.image.metadata import imagej, ome_xml
+from pipeline.formats.image.metadata.private_tags import PrivateTags
 
 BYTE, ASCII = 1, 2
 XMP = 700
@@ -45,6 +46,8 @@ class Notes:
     imagej      : ImageJ's selection, overlays and properties, by tifffile's names
     png         : the text chunks of a PNG
     png_alone   : the keywords of those that no other field holds
+    private     : a TIFF's tags that have no meaning here
+    left_out    : what the input has and no result of it, in words
     """
 
     name: str = ""
@@ -58,6 +61,8 @@ class Notes:
     imagej: Mapping[str, Any] = field(default_factory=dict)
     png: tuple[PngText, ...] = ()
     png_alone: tuple[str, ...] = ()
+    private: PrivateTags = field(default_factory=PrivateTags)
+    left_out: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         """Files that differ in their notes alone are of one kind, see `file_list`."""
@@ -75,25 +80,37 @@ class Notes:
             "labels": "labels of planes" if self.labels else "",
             "imagej": f"{', '.join(self.imagej)} of ImageJ" if self.imagej else "",
             "png": f"{', '.join(self.png_alone)} of the PNG" if self.png_alone else "",
-            "ome": f"{ome_xml.further(fromstring(self.ome))} of the OME-XML" if self.ome else "",
+            "ome": f"{', '.join(self._further)} of the OME-XML" if self._further else "",
+            "whole": ", ".join(self.left_out),
+            **self.private.facts(),
         }
         return {key: words for key, words in found.items() if words}
 
     def cropped(self, boxes: Mapping[str, range], sizes: Mapping[str, int]) -> Notes:
         """Of a part: the samples kept along each axis, of so many. Marks at places in the image are left out."""
+        placed = [key for key in imagej.PLACED if key in self.imagej]
         letters = [letter for letter in "TCZ" if letter in boxes]
         labels = np.array(self.labels, object)
         if self.labels:
             labels = labels.reshape([sizes[letter] for letter in letters])
             labels = labels[np.ix_(*(boxes[letter] for letter in letters))] if letters else labels
         channels = boxes.get("C", range(1)) if len(self.display) > 1 else range(len(self.display))
-        return replace(
+        part = replace(
             self,
             ome=ome_xml.cropped(self.ome, boxes) if self.ome else "",
             display=tuple(self.display[number] for number in channels),
             labels=tuple(labels.ravel()),
             imagej={key: value for key, value in self.imagej.items() if key not in imagej.PLACED},
+            private=self.private.cropped(),
         )
+        gone = [name for name in self._further if name not in part._further]
+        lost = (", ".join(placed), "of ImageJ"), (", ".join(gone), "of the OME-XML")
+        return replace(part, left_out=(*self.left_out, *(f"{names} {of}" for names, of in lost if names)))
+
+    @property
+    def _further(self) -> list[str]:
+        """The elements and attributes that only OME-XML holds."""
+        return ome_xml.further(fromstring(self.ome)) if self.ome else []
 
     def fields(self) -> dict[int, tuple[int, int, bytes]]:
         """The tags of text and XMP: field type, count and bytes by tag."""

@@ -85,14 +85,14 @@ def text(words: str) -> str:
     return _NOT_IN_XML.sub("", words)
 
 
-def further(root: Element) -> str:
-    """The elements, and attributes of channels, that nothing but OME-XML holds; empty if there are none."""
+def further(root: Element) -> list[str]:
+    """The elements, and attributes of channels, that nothing but OME-XML holds."""
     image = _image(root)
     pixels = _pixels(image)
     channels = pixels.findall("{*}Channel")
     found = [_name(each) for place in (root, image, pixels, *channels) for each in place]
     found += [name for channel in channels for name in channel.attrib]
-    return ", ".join(name for name in dict.fromkeys(found) if name not in _HELD and not name.endswith("Ref"))
+    return [name for name in dict.fromkeys(found) if name not in _HELD and not name.endswith("Ref")]
 
 
 def cropped(xml: str, boxes: Mapping[str, range]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -9,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from pipeline.errors import InputError
-from pipeline.formats.image.metadata import Calibration, geotiff, imagej, ome_xml, resolution
+from pipeline.formats.image.metadata import Calibration, geotiff, imagej, ome_xml, private_tags, resolution
 from pipeline.formats.image.metadata.notes import ASCII, TAGS, Notes, date_of, text_of
+from pipeline.formats.image.metadata.private_tags import PrivateTags
 from pipeline.formats.image.tiff.ifd import Directory, Tag
 from pipeline.formats.image.tiff.page import COMPRESSIONS, UNCOMPRESSED, Page
 from pipeline.formats.image.tiff.stack import Stack
@@ -19,15 +21,16 @@ _MOST_LABELS = 1 << 17
 _SCHEMES = {"LZW": "lzw", "deflate": "deflate", "Zstandard": "zstd"}  # those that are written
 
 
-def described(stack: Stack) -> tuple[dict[str, Any], Calibration, Notes]:
-    """The metadata, the calibration and the notes of its `ImageHeader`."""
+def described(stack: Stack, directories: Sequence[Directory]) -> tuple[dict[str, Any], Calibration, Notes]:
+    """The metadata, the calibration and the notes of its `ImageHeader`; `directories`: of all pages."""
     directory, text = stack.first, stack.first.text(Tag.IMAGE_DESCRIPTION)
     found = {tag: value for tag in TAGS if (value := directory.raw(Tag(tag))) is not None}
-    xmp = b""
+    xmp, further = b"", {page.index for page in stack.pages[1:]}
     with suppress(InputError):  # a damaged one does not matter
         xmp = directory.blob(Tag.XMP)
     notes = Notes(
         xmp=xmp,
+        private=_private(stack.first, [each for each in directories if each.index in further]),
         description=stack.free_text,
         acquired=date_of(text_of(directory.blob(Tag.DATE_TIME))),
         tags={tag: data for tag, (kind, data) in found.items() if kind == ASCII and data.strip(b"\0 ")},
@@ -50,6 +53,21 @@ def described(stack: Stack) -> tuple[dict[str, Any], Calibration, Notes]:
         notes = replace(notes, description=tag.description, display=display, labels=tag.labels, imagej=tag.marks)
         return metadata | {"dialect": "ImageJ"}, known, notes
     return metadata, resolution.from_tags(*tags, unit), notes
+
+
+def _private(first: Directory, others: Sequence[Directory]) -> PrivateTags:
+    values, lost = {}, []
+    for tag in filter(private_tags.is_told, first.private):
+        found = first.private_value(tag)
+        if found is None or not private_tags.is_carried(tag, found[0]):
+            lost.append(private_tags.name_of(tag))
+        else:
+            kind, count, data = found
+            values[tag] = kind, count, private_tags.little_endian(kind, data, first.encoding.order)
+    here = set(first.private)
+    further = {tag for each in others for tag in each.private if tag not in here or each.differs(tag, first)}
+    names = [private_tags.name_of(tag) for tag in sorted(further) if private_tags.is_told(tag)]
+    return PrivateTags(values, (*lost, *(f"{name} of further pages" for name in names)))
 
 
 def _imagej_tag(stack: Stack) -> imagej.Tagged:

@@ -110,7 +110,7 @@ def further_tags(header: ImageHeader, path: Path) -> dict[int, tuple[int, int, b
         }
         planes = math.prod(header.planes)
         found |= imagej.metadata_tag(header.calibration.channels, sizes.get("C", 1), planes, noted)
-    found |= header.notes.fields()
+    found |= {**header.notes.fields(), **header.notes.private.values}
     if header.notes.acquired is not None:
         date = tiff_date(header.notes.acquired)
         found[Tag.DATE_TIME] = ASCII, len(date), date
@@ -141,7 +141,7 @@ def resolution_tags(header: ImageHeader, path: Path) -> tuple[tuple[int, int], t
 
 def kept_facts(header: ImageHeader, path: Path) -> set[str]:
     """Which known facts the file states, as `ImageFormat.keeps`."""
-    found = {"place", "nodata", "description", "acquired", "profile", "orientation", "xmp", *TAGS.values()}
+    found = {"place", "nodata", "description", "acquired", "profile", "orientation", "xmp", "tags", *TAGS.values()}
     if is_ome(header, path):
         found.add("name")
         current = header.notes.ome and ome_xml.is_current(header.notes.ome)

@@ -207,7 +207,7 @@ class Directory:
             raise self.fault(tag, f"declares {nbytes:,} bytes, more than {MAX_TEXT_BYTES:,}; remove the tag")
         return self._value(tag, nbytes)
 
-    def differs(self, tag: Tag, other: Directory) -> bool:
+    def differs(self, tag: int, other: Directory) -> bool:
         """Whether both have the tag, and not with the same entry; their values may still be equal."""
         mine, others = self._entries.get(tag), other._entries.get(tag)
         return mine is not None and others is not None and mine != others
@@ -215,6 +215,20 @@ class Directory:
     def raw(self, tag: Tag) -> tuple[int, bytes] | None:
         """The tag's field type and its bytes in the file's byte order; None if it is absent."""
         return (self._entries[tag][0], self.blob(tag)) if tag in self._entries else None
+
+    @property
+    def private(self) -> list[int]:
+        """The tags that `Tag` lacks."""
+        return [tag for tag in self._entries if tag not in _KNOWN]
+
+    def private_value(self, tag: int) -> tuple[int, int, bytes] | None:
+        """Field type, count and bytes in the file's byte order; None if they cannot be read."""
+        kind, count, value = self._entries[tag]
+        nbytes = count * _TYPE_BYTES.get(kind, MAX_TEXT_BYTES + 1)
+        (start,) = self.encoding.offset.unpack(value)
+        if nbytes > MAX_TEXT_BYTES or (nbytes > len(value) and start + nbytes > self.file_bytes):
+            return None
+        return kind, count, value[:nbytes] if nbytes <= len(value) else self.file.head(nbytes, start)
 
     def text(self, tag: Tag) -> str:
         return self.blob(tag).split(b"\0")[0].decode("utf-8", errors="replace").strip()
@@ -279,7 +293,7 @@ def _read_start(file: PositionalFile) -> tuple[Encoding, int]:
 def _read_entries(
     file: PositionalFile, encoding: Encoding, offset: int, where: str, file_bytes: int
 ) -> tuple[dict[int, tuple[int, int, bytes]], int]:
-    """One IFD's known entries (field type, count, value field) by tag, and the next IFD's offset."""
+    """One IFD's entries (field type, count, value field) by tag, and the next IFD's offset."""
     head, entry, link = encoding.entry_count, encoding.entry, encoding.offset
     if offset + head.size > file_bytes:
         raise InputError(
@@ -296,6 +310,5 @@ def _read_entries(
         raise InputError(f"{where} is cut off at byte {file_bytes:,}; truncated: copy or export it again")
     entries: dict[int, tuple[int, int, bytes]] = {}
     for tag, kind, values, value in entry.iter_unpack(window[head.size : end]):
-        if tag in _KNOWN:
-            entries.setdefault(tag, (kind, values, value))
+        entries.setdefault(tag, (kind, values, value))
     return entries, link.unpack_from(window, end)[0]

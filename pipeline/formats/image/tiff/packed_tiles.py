@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.codecs.packed import NotPackedError, Packing
+from pipeline.codecs.packed import NotPackedError, Packing, is_decoded
 from pipeline.errors import InputError
 from pipeline.formats.image.tiff.page import COMPRESSIONS, Page
 from pipeline.storage.positional import PositionalFile
@@ -22,7 +22,7 @@ _ZLIB_HEAD, _ZLIB_TAIL = 2, 4
 def can_be_packed(page: Page) -> bool:
     """Whether a device may decode the page's strips or tiles, as far as its tags tell."""
     return (
-        COMPRESSIONS[page.compression] in _CODECS
+        is_decoded(_CODECS.get(COMPRESSIONS[page.compression], ""))
         and page.fill_order == 1
         and not page.separate
         and page.stored_dtype.isnative

@@ -75,7 +75,7 @@ class TiffReader(ImageReader):
                 self._stack = at_level(directories, self._stack, level)
             self._blocks = DecodedBlocks(self._file, self._stack.pages)
             first = self._stack.pages[0]
-            metadata, calibration, notes = described(self._stack)
+            metadata, calibration, notes = described(self._stack, directories)
         except BaseException:
             self._file.close()
             raise

@@ -69,12 +69,16 @@ class TiffWriter(PositionalWriter):
 
 @dataclass(frozen=True)
 class _Field:
-    """One tag of a directory; `value` as encoded in the file."""
+    """One tag of a directory, a plain number if it is private; `value` as encoded in the file."""
 
-    tag: Tag
+    tag: int
     kind: int
     count: int
     value: bytes
+
+    @property
+    def is_of_every_page(self) -> bool:
+        return isinstance(self.tag, Tag) and self.tag not in _OF_FIRST_PAGE
 
 
 class Layout:
@@ -193,7 +197,7 @@ class _Directories:
 
     def directory(self, plane: int, tables: Mapping[Tag, NDArray[Any]], following: int) -> bytes:
         """One plane's directory, then its tables of offsets and lengths."""
-        fields, stored = [field for field in self._fields if plane == 0 or field.tag not in _OF_FIRST_PAGE], b""
+        fields, stored = [field for field in self._fields if plane == 0 or field.is_of_every_page], b""
         for tag, numbers in tables.items():
             table = numbers.astype("<u8" if self._big else "<u4").tobytes()
             inline = table if len(numbers) == 1 else self._pointer(self.at(plane) + self._table_at + len(stored))
@@ -238,7 +242,11 @@ class _Directories:
             described.append(_numbers(Tag.EXTRA_SAMPLES, _SHORT, *extra))
         if "orientation" in header.metadata:
             described.append(_numbers(Tag.ORIENTATION, _SHORT, header.metadata["orientation"]))
-        further = {Tag(tag): _Field(Tag(tag), *field) for tag, field in further_tags(header, path).items()}
+        private = header.notes.private.values
+        further = {
+            tag: _Field(tag if tag in private else Tag(tag), *field)
+            for tag, field in further_tags(header, path).items()
+        }
         if self._level:
             nodata = [further[Tag.GDAL_NODATA]] if Tag.GDAL_NODATA in further else []
             return [_numbers(Tag.NEW_SUBFILE_TYPE, _LONG, _REDUCED), *described, *nodata]

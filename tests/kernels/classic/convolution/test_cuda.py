@@ -28,6 +28,7 @@ def on_device(cupy: Any, case: Case) -> tuple[Any, Any]:
     return cupy.asarray(samples), cupy.asarray(mask) if case.operation == "layer" else mask
 
 
+@pytest.mark.sanitize("convolution")
 @pytest.mark.parametrize("case", list(cases()), ids=lambda case: case.name)
 def test_every_variant_gives_the_definition(cupy: Any, case: Case) -> None:
     samples, mask = on_device(cupy, case)

@@ -31,6 +31,7 @@ def computed(cupy: Any, name: str, case: Case) -> Any:
     return gemm_on_cuda(*matrices, out, variant=name).get()
 
 
+@pytest.mark.sanitize("gemm")
 @pytest.mark.parametrize("case", list(cases()), ids=lambda case: case.name)
 def test_every_variant_gives_the_definition(cupy: Any, case: Case) -> None:
     case.check(case.apply(*(cupy.asarray(matrix) for matrix in case.matrices())).get())

@@ -29,6 +29,7 @@ def counted(cupy: Any, case: Case, variant: str | None) -> Any:
     return counts.get().reshape(bins) if axis is None else counts.get()
 
 
+@pytest.mark.sanitize("histogram")
 @pytest.mark.parametrize("variant", [None, *cuda.VARIANTS])
 def test_every_variant_on_every_case(cupy: Any, variant: str | None) -> None:
     checked = 0

@@ -27,6 +27,7 @@ def on_host(tree: dict[str, Any]) -> dict[str, Any]:
     return {name: array if name == "box" else array.get() for name, array in tree.items()}
 
 
+@pytest.mark.sanitize("quadtree")
 @pytest.mark.parametrize("case", list(cases()), ids=lambda case: case.name)
 def test_every_variant_gives_the_tree(cupy: Any, case: Case) -> None:
     expected, points = case.exact(), cupy.asarray(case.points())

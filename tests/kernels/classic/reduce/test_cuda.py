@@ -23,6 +23,7 @@ def cupy() -> Any:
     return cupy
 
 
+@pytest.mark.sanitize("reduce")
 @pytest.mark.parametrize("operation", OPERATIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_cases_have_the_bits_of_the_cpu(cupy: Any, operation: str, dtype: str) -> None:
@@ -35,6 +36,7 @@ def test_cases_have_the_bits_of_the_cpu(cupy: Any, operation: str, dtype: str) -
         np.testing.assert_array_equal(result, on_cpu, err_msg=case.name, strict=True)  # all NaNs count as equal
 
 
+@pytest.mark.sanitize("reduce")
 @pytest.mark.parametrize("variant", CLASSIC)
 def test_every_rung_sums(cupy: Any, variant: str) -> None:
     for size in SIZES:

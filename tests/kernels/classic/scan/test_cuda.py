@@ -25,6 +25,7 @@ def cupy() -> Any:
     return cupy
 
 
+@pytest.mark.sanitize("scan")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_cases(cupy: Any, kind: str, dtype: str) -> None:
@@ -35,6 +36,7 @@ def test_cases(cupy: Any, kind: str, dtype: str) -> None:
             case.check(case.apply(values, heads, out=out).get())
 
 
+@pytest.mark.sanitize("scan")
 @pytest.mark.parametrize("variant", CLASSIC)
 @pytest.mark.parametrize("kind", KINDS[:2])
 @pytest.mark.parametrize("dtype", ["uint32", "float32"])

@@ -27,6 +27,7 @@ def on_host(result: Any) -> Any:
     return tuple(part.get() for part in result) if isinstance(result, tuple) else result.get()
 
 
+@pytest.mark.sanitize("sort")
 @pytest.mark.parametrize("case", list(cases()), ids=lambda case: case.name)
 def test_every_variant_gives_the_order(cupy: Any, case: Case) -> None:
     expected = case.exact()
@@ -39,6 +40,7 @@ def test_every_variant_gives_the_order(cupy: Any, case: Case) -> None:
         case.check(on_host(run(keys, other, variant=name)), expected)
 
 
+@pytest.mark.sanitize("sort")
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_positions(cupy: Any, dtype: str) -> None:
     for content in ("random", "few", "extremes"):

@@ -35,6 +35,7 @@ def moved(matrix: Any, to: Any) -> Any:
     return type(matrix)(**arrays)
 
 
+@pytest.mark.sanitize("spmv")
 @pytest.mark.parametrize("case", list(cases()), ids=lambda case: case.name)
 def test_every_variant_gives_the_definition(cupy: Any, case: Case) -> None:
     matrix, x = moved(case.matrix(), cupy.asarray), cupy.asarray(case.x())

@@ -22,6 +22,7 @@ def cupy() -> Any:
     return cupy
 
 
+@pytest.mark.sanitize("stencil")
 @pytest.mark.parametrize("case", list(cases()), ids=lambda case: case.name)
 def test_every_variant_has_the_bits_of_the_cpu(cupy: Any, case: Case) -> None:
     on_cpu = case.apply(case.field())

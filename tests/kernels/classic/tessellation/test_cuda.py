@@ -22,6 +22,7 @@ def cupy() -> Any:
     return cupy
 
 
+@pytest.mark.sanitize("tessellation")
 @pytest.mark.parametrize("case", list(cases()), ids=lambda case: case.name)
 def test_every_variant_gives_the_polylines(cupy: Any, case: Case) -> None:
     right, curves = case.apply(case.curves()), cupy.asarray(case.curves())

@@ -23,6 +23,7 @@ def cupy() -> Any:
     return cupy
 
 
+@pytest.mark.sanitize("transpose")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("variant", [None, *(name for name in VARIANTS if name != "copy")])
 def test_every_variant_turns_every_case(cupy: Any, variant: str | None, dtype: str) -> None:

@@ -78,6 +78,7 @@ LADDER_CASES = [
 ]
 
 
+@pytest.mark.sanitize("nufft")
 @pytest.mark.parametrize("case", LADDER_CASES, ids=lambda case: case.name)
 @pytest.mark.parametrize("name", [*LADDER, "exact_tensor"])
 def test_every_step_gives_the_weighted_image(cupy: Any, name: str, case: ExactCase) -> None:
@@ -88,6 +89,7 @@ def test_every_step_gives_the_weighted_image(cupy: Any, name: str, case: ExactCa
     check(task.images.get(), expected, case.samples() * weights, LADDER_EPS, f"{name} {case.name}", random=random)
 
 
+@pytest.mark.sanitize("nufft")
 @pytest.mark.parametrize("case", LADDER_CASES, ids=lambda case: case.name)
 @pytest.mark.parametrize("name", [*LADDER, "exact_tensor"])
 def test_every_step_gives_the_point_spread(cupy: Any, name: str, case: ExactCase) -> None:
@@ -99,6 +101,7 @@ def test_every_step_gives_the_point_spread(cupy: Any, name: str, case: ExactCase
     check(task.images.get(), expected, weights[None], LADDER_EPS, f"{name} {case.name}", random=False)
 
 
+@pytest.mark.sanitize("nufft")
 @pytest.mark.parametrize("case", LADDER_CASES, ids=lambda case: case.name)
 @pytest.mark.parametrize("name", ["exact_forward_staged", "exact_forward_tensor"])
 def test_every_forward_step_gives_the_samples(cupy: Any, name: str, case: ExactCase) -> None:

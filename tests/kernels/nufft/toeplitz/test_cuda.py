@@ -31,6 +31,7 @@ def relative(result: Any, expected: Any) -> float:
     return float(np.linalg.norm(result - expected) / np.linalg.norm(expected))
 
 
+@pytest.mark.sanitize("nufft")
 @pytest.mark.parametrize("eps", [1e-3, 1e-6])
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("shape", [(31, 37), (1, 9), (200, 128), (130, 70), (9, 12, 7), (65, 33, 40), (3, 65, 1)])
@@ -60,6 +61,7 @@ def test_a_long_axis_takes_the_librarys_transforms(cupy: Any) -> None:
     assert relative(toeplitz.apply(cupy.asarray(image)).get(), expected) <= 2e-3
 
 
+@pytest.mark.sanitize("nufft")
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_coils_in_parts_and_in_place(cupy: Any, variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     shape = (40, 50)
@@ -75,6 +77,20 @@ def test_coils_in_parts_and_in_place(cupy: Any, variant: str, monkeypatch: pytes
     several = maps.copy()
     body.apply(several, several, None, variant)
     assert relative(several.get(), body.apply(maps, None, None, variant).get()) == 0
+
+
+@pytest.mark.parametrize("shape", [(40, 50), (9, 12, 7)])
+def test_operators_side_by_side_share_their_work_space(cupy: Any, shape: tuple[int, ...]) -> None:
+    maps, image = cupy.asarray(random_values((5, *shape), 1)), cupy.asarray(random_values(shape, 2))
+    kernels = [toeplitz_kernel(cupy.asarray(made_trajectory("radial", n, shape)), None, shape) for n in (301, 207)]
+    alone = [Toeplitz(kernel, shape).apply_sense(image, maps).get() for kernel in kernels]
+    first = Toeplitz(kernels[0], shape)
+    second = Toeplitz(kernels[1], shape, beside=first)
+    for operator, expected in ((first, alone[0]), (second, alone[1]), (first, alone[0])):
+        np.testing.assert_array_equal(operator.apply_sense(image, maps).get(), expected, strict=True)
+    assert second._body._work is first._body._work
+    with pytest.raises(ValueError, match="beside must be of shape"):
+        Toeplitz(toeplitz_kernel(cupy.zeros((3, 2)), None, (8, 8)), (8, 8), beside=first)
 
 
 def test_a_graph_captures_the_normal_operator(cupy: Any) -> None:

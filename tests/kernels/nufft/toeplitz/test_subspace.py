@@ -55,6 +55,11 @@ def test_it_is_the_sum_over_frames(shape: tuple[int, ...], coefficients: int, cp
     operator = SubspaceToeplitz(single, coefficients, shape)
     assert operator.apply_sense(images.astype(np.complex64), maps.astype(np.complex64), out) is out
     assert relative(out, expected) < 3e-4
+    given, single_maps = images.astype(np.complex64), maps.astype(np.complex64)
+    first = operator.apply_sense(given, single_maps[:1])
+    added = operator.apply_sense(given, single_maps[1:], first, add=True)
+    assert added is first
+    assert relative(added, out) < 1e-6
 
 
 @pytest.mark.parametrize("cplx", [False, True])
@@ -92,8 +97,11 @@ def test_wrong_arrays_are_refused() -> None:
         operator.apply_sense(images[:2], maps)
     with pytest.raises(ValueError, match="one dtype"):
         operator.apply_sense(images.astype(np.complex64), maps)
+    with pytest.raises(ValueError, match="add needs an out"):
+        operator.apply_sense(images, maps, add=True)
 
 
+@pytest.mark.sanitize("nufft")
 @pytest.mark.gpu
 @pytest.mark.parametrize("cplx", [False, True])
 @pytest.mark.parametrize(
@@ -126,5 +134,9 @@ def test_cuda_is_the_definition_too(
     cells = coefficients * int(np.prod(kernels.shape[1:]))
     monkeypatch.setattr(subspace_cuda, "MAX_CELLS_AT_ONCE", cells)
     monkeypatch.setattr(subspace_cuda, "lines_at_once", lambda shape, padded: 1)
+    monkeypatch.setattr(subspace_cuda, "FEWEST_COILS", 1)
     for variant in variants:
+        operator._body.apply_sense(given[0], given[1][:1], out, None, variant)
+        operator._body.apply_sense(given[0], given[1][1:], out, None, variant, add=True)
+        assert relative(out.get(), expected) < 3e-5
         assert relative(operator._body.apply_sense(*given, out, None, variant).get(), expected) < 3e-5

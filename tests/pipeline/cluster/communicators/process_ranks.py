@@ -6,6 +6,8 @@ import traceback
 from contextlib import ExitStack, closing, contextmanager, suppress
 from operator import attrgetter, methodcaller
 
+import numpy as np
+
 from pipeline.cluster.communicators.peers import Membership, listen
 from pipeline.cluster.communicators.tcp import connect_tcp
 from pipeline.cluster.dask.worker_processes import local_workers
@@ -112,3 +114,20 @@ def _outcome(function):
     except Exception as error:
         error.add_note(traceback.format_exc())  # which does not travel
         return error
+
+
+# Processes that die
+
+
+def endless_rank(listener, membership, ready):
+    """Collectives without end, until something goes wrong; then says what."""
+    mine = np.full(400_001, membership.rank + 1.0)
+    try:
+        with connect_tcp(listener, membership, connect_s=100.0) as communicator:
+            ready.send("joined")
+            expected = sum(range(communicator.size + 1))
+            while True:
+                total = communicator.allreduce(mine)
+                assert total.min() == total.max() == expected
+    except CommunicatorError as error:
+        ready.send(type(error).__name__)

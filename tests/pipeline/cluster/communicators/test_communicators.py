@@ -25,7 +25,7 @@ from pipeline.cluster.communicators.in_process import in_process
 from pipeline.cluster.communicators.peers import Membership, listen
 from pipeline.cluster.communicators.solo import SoloCommunicator
 from pipeline.cluster.communicators.tcp import connect_tcp
-from pipeline.cluster.dask.worker_start import cpu_workers
+from pipeline.cluster.dask import worker_start
 from pipeline.errors import Aborted, ClusterError, CommunicatorError, DeadlineExceeded, RankLost
 from tests.pipeline.cluster.communicators.communicator_contract import (
     CommunicatorContract,
@@ -33,7 +33,7 @@ from tests.pipeline.cluster.communicators.communicator_contract import (
     fixed_tree_sum_alone,
     numbers,
 )
-from tests.pipeline.cluster.communicators.process_ranks import InProcesses
+from tests.pipeline.cluster.communicators.process_ranks import InProcesses, endless_rank
 
 HOST = "127.0.0.1"
 SECRET = b"s" * 32
@@ -68,7 +68,7 @@ class TestTcpInProcesses(InProcesses, SeveralRanksContract):
 
     @staticmethod
     def worker_specs(size):
-        return cpu_workers(size, 1)
+        return worker_start.cpu_workers(size, 1)
 
 
 @contextmanager
@@ -264,27 +264,12 @@ def test_a_rank_that_no_longer_listens_is_lost():
 
 # Processes that die
 
-COUNT = 400_001
-
-
-def endless_rank(listener, membership, ready):
-    """Collectives without end, until something goes wrong; then says what."""
-    mine = np.full(COUNT, membership.rank + 1.0)
-    try:
-        with connect_tcp(listener, membership, connect_s=100.0) as communicator:
-            ready.send("joined")
-            expected = sum(range(communicator.size + 1))
-            while True:
-                total = communicator.allreduce(mine)
-                assert total.min() == total.max() == expected
-    except CommunicatorError as error:
-        ready.send(type(error).__name__)
-
 
 @pytest.mark.parametrize("victim", [0, 2])
 def test_a_killed_process_ends_the_collective_of_the_others_at_once(victim):
     """kill -9 at a random moment of an endless run of all-reduces: the kernel tells the others."""
-    context = multiprocessing.get_context("spawn")
+    worker_start.start_fork_server()
+    context = multiprocessing.get_context(worker_start.METHOD)
     rng = random.Random(victim)
     with listening(4) as (listeners, endpoints):
         pipes = [context.Pipe() for _ in range(4)]

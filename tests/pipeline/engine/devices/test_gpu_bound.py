@@ -19,6 +19,9 @@ class Pool:
     def set_limit(self, size):
         self.limit = size
 
+    def get_limit(self):
+        return self.limit
+
     def total_bytes(self):
         return self.total
 
@@ -34,6 +37,18 @@ def test_the_ring_leaves_the_rest_to_temporary_arrays():
     assert taken == [3 * MIB, 6 * MIB, 9 * MIB, 10 * MIB]
     with pytest.raises(OutOfDeviceMemory, match=r"ring takes more than the 10\.0 MiB of GPU memory that it may take"):
         bound.take(MIB)
+
+
+def test_what_a_job_states_holds_besides_the_ring_and_within_the_bound():
+    pool = Pool()
+    GpuBound(None, pool, print, 6 * MIB).take(100 * MIB)
+    assert pool.limit == 6 * MIB
+    bound = GpuBound(10 * MIB, pool, lambda nbytes: None, 6 * MIB)
+    assert "more than the 6.0 MiB that it stated" in bound.advice()
+    for left in (6, 4, 1):
+        bound.take(3 * MIB)
+        assert pool.limit == left * MIB
+    assert bound.advice() == "lower --chunk-bytes"
 
 
 def test_a_cpu_has_no_memory_of_its_own():

@@ -11,10 +11,8 @@ import pytest
 from pipeline.codecs import nvcomp
 from pipeline.codecs.packed import ChunkForm, origin_rows
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(nvcomp.load() is None, reason="nvCOMP is not installed (millrace[nvcomp])"),
-]
+pytestmark = pytest.mark.gpu
+needs_nvcomp = pytest.mark.skipif(nvcomp.load() is None, reason="nvCOMP is not installed (millrace[nvcomp])")
 
 
 def form_of(shape, chunk, codec):
@@ -39,7 +37,8 @@ def packed(packer, form, image, spare=1 << 14):
     return None if total < 0 else [found[begin:end] for begin, end in itertools.pairwise(ends)]
 
 
-@pytest.mark.parametrize("codec", ["lz4", "zstd"])
+@pytest.mark.sanitize("blocks")
+@pytest.mark.parametrize("codec", ["lz4", pytest.param("zstd", marks=needs_nvcomp)])
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "float32", "float64"])
 @pytest.mark.parametrize(
     ("shape", "chunk"), [((300, 500), (128, 211)), ((512, 1024), (256, 1024)), ((5, 31, 33), (2, 16, 64))], ids=str

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from pipeline.errors import InputError, OutputError, StorageError
+from pipeline.formats.image import FIRST_BYTES
 from pipeline.formats.image.base import ImageFormat, ImageHeader, Region
 from pipeline.formats.image.metadata import Calibration
 from pipeline.storage.partial import Opening
@@ -173,7 +174,7 @@ class FormatContract:
     def test_a_file_is_recognised_by_its_first_bytes(self, case: Case, tmp_path: Path) -> None:
         path = tmp_path / f"image{case.suffix}"
         write_whole(self.format, path, case.header, samples(case.header))
-        assert self.format.recognises(path, b"" if path.is_dir() else path.read_bytes()[:64])
+        assert self.format.recognises(path, b"" if path.is_dir() else path.read_bytes()[:FIRST_BYTES])
 
     def test_the_header_written_again_gives_the_same_header(self, case: Case, tmp_path: Path) -> None:
         first, second = tmp_path / f"first{case.suffix}", tmp_path / f"second{case.suffix}"

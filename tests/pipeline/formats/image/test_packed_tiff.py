@@ -10,6 +10,7 @@ from pipeline.formats.image import Region, open_image
 from tests.pipeline.formats.image.test_packed_zarr import check, regions, samples
 from tests.pipeline.unpacking import unpack
 
+pytestmark = pytest.mark.usefixtures("trusted_files")
 SHAPES = {"gray": (211, 307), "RGB": (97, 141, 3), "stack": (5, 83, 61)}
 
 

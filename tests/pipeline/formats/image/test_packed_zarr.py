@@ -10,10 +10,12 @@ import pytest
 import zarr
 from zarr.codecs import BloscCodec, ZstdCodec
 
+from pipeline.codecs import nvcomp
 from pipeline.errors import InputError
 from pipeline.formats.image import Region, open_image
 from tests.pipeline.unpacking import unpack
 
+pytestmark = pytest.mark.usefixtures("trusted_files")
 SHAPE, CHUNK = (211, 307), (53, 101)
 COMPRESSORS = [
     *(
@@ -134,8 +136,7 @@ def test_a_full_memory_leaves_the_region_to_the_processor(tmp_path):
     array[...] = image
     whole = Region.whole(SHAPE)
     with open_image(tmp_path / "a.zarr") as reader:
-        packed = reader.read_packed(whole, np.zeros(1 << 20, np.uint8))
-        needed = packed.nbytes + packed.longest[0]
+        needed = reader.read_packed(whole, np.zeros(1 << 20, np.uint8)).nbytes
         assert reader.read_packed(whole, np.zeros(needed, np.uint8)) is not None
         assert reader.read_packed(whole, np.zeros(needed - 8, np.uint8)) is None
         assert reader.read_packed(whole, np.zeros(1000, np.uint8)) is None
@@ -172,3 +173,47 @@ def test_damaged_chunks_are_named_or_left_to_the_processor(tmp_path, cname):
     assert len(messages) > 50
     assert all(message.startswith(f"{path}: chunk 0/0 does not decode (ValueError") for message in messages)
     assert unnoticed < 250  # samples alone are wrong
+
+
+@pytest.mark.parametrize(
+    ("compressor", "is_packed"),
+    [
+        (numcodecs.Blosc("lz4"), True),
+        (numcodecs.LZ4(), True),
+        (numcodecs.Blosc("zstd"), False),
+        (numcodecs.Zstd(), False),
+    ],
+    ids=str,
+)
+def test_without_the_switch_only_lz4_is_decoded(tmp_path, monkeypatch, compressor, is_packed):
+    monkeypatch.setattr(nvcomp, "is_trusted", lambda: False)
+    array = zarr.open_array(
+        tmp_path / "a.zarr", mode="w", shape=SHAPE, chunks=CHUNK, dtype="uint16", zarr_format=2, compressor=compressor
+    )
+    array[...] = samples("uint16")
+    with open_image(tmp_path / "a.zarr") as reader:
+        assert reader.packs == is_packed
+        packed = reader.read_packed(Region.whole(SHAPE), np.zeros(1 << 20, np.uint8))
+        assert (packed is not None) == is_packed
+
+
+def test_a_chunk_of_another_codec_than_the_metadata_say_is_left_to_the_processor(tmp_path, monkeypatch):
+    monkeypatch.setattr(nvcomp, "is_trusted", lambda: False)
+    array = zarr.open_array(
+        tmp_path / "a.zarr", mode="w", shape=SHAPE, chunks=SHAPE, dtype="uint16", zarr_format=2,
+        compressor=numcodecs.Blosc("lz4"),
+    )  # fmt: skip
+    array[...] = samples("uint16")
+    (tmp_path / "a.zarr/0.0").write_bytes(numcodecs.Blosc("zstd").encode(samples("uint16")))
+    assert not check(tmp_path / "a.zarr", samples("uint16"), Region.whole(SHAPE))
+
+
+@pytest.mark.parametrize("columns", [512, 513])
+def test_longer_streams_are_not_read_for_a_device(tmp_path, columns):
+    array = zarr.open_array(
+        tmp_path / "a.zarr", mode="w", shape=(1024, columns), chunks=(1024, columns), dtype="uint16", zarr_format=2,
+        compressor=numcodecs.LZ4(),
+    )  # fmt: skip
+    array[...] = 7
+    with open_image(tmp_path / "a.zarr") as reader:
+        assert reader.packs == (columns == 512)

@@ -11,9 +11,9 @@ import pytest
 from pipeline.errors import InputError, MillraceError, OutputError
 from pipeline.formats.cfl import Cfl
 from pipeline.formats.image.base import Region
+from pipeline.formats.image.volumes.nifti_header import quaternion_of
 from pipeline.formats.series import open_series, series_format_for_output
 from pipeline.formats.series.base import SeriesHeader
-from pipeline.formats.series.nifti import quaternion_of
 from pipeline.storage.partial import Opening
 from tests.pipeline.formats.kspace.raw_mri import read_cfl
 

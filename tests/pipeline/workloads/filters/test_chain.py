@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from pipeline import image_operator
 from pipeline.errors import ParameterError, UserError
+from pipeline.formats.image.base import Region
 from pipeline.workloads import JobSpec, registry
 from tests.images import names_in, read_image, write_image
 from tests.kernels.rank.cases import samples_of
@@ -69,6 +70,41 @@ def test_a_chain_is_its_steps_one_after_the_other(tmp_path: Any, steps: tuple[st
         assert names_in(tmp_path) == ["in.npy", "out.npy", "out.npy.receipt.json", "out.step2.npy"]
     assert receipt["chunks"] > 1 or "gaussian sigma=9" in steps
     assert receipt["parameters"]["step"] == list(steps)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", [(700, 1024), (301, 1031), (40, 37), (5, 60, 77)], ids=str)
+def test_a_gpu_gives_the_bits_of_the_cpu(tmp_path: Any, shape: tuple[int, ...]) -> None:
+    """Rows of whole vectors and others, for the whole image and a part of it."""
+    import cupy
+
+    write_image(tmp_path / "in.npy", samples_of(shape, "uint16"), "ZYX"[-len(shape) :])
+    steps = ["median size=3", "tophat size=4,6", "box size=4"] if len(shape) == 2 else ["minimum size=2", "open size=3"]
+    workload: Any = registry.workload_named("chain")
+    whole = Region((0,) * len(shape), shape)
+    part = Region(tuple(n // 3 for n in shape), tuple(2 * n // 3 for n in shape))
+    for mode in ("reflect", "mirror", "nearest", "wrap", "constant"):
+        parameters = workload.Parameters(step=steps, mode=mode)
+        files = {"input": tmp_path / "in.npy", "output": tmp_path / "out.npy"}
+        job: Any = workload.open(JobSpec(workload="chain", **files, parameters=parameters))
+        for region in (whole, part):
+            samples = job.samples(region)
+            found = job.computed(cupy.asarray(samples), region).get()
+            np.testing.assert_array_equal(found, job.computed(samples, region), strict=True)
+        job.close()
+
+
+def test_rows_are_padded_to_whole_vectors(tmp_path: Any) -> None:
+    image = samples_of((9, 13, 3), "uint8")
+    write_image(tmp_path / "in.npy", image, "YXS")
+    workload: Any = registry.workload_named("chain")
+    files = {"input": tmp_path / "in.npy", "output": tmp_path / "out.npy"}
+    job: Any = workload.open(JobSpec(workload="chain", **files, parameters=workload.Parameters(step=["median", "box"])))
+    padded, held = job._padded(image, Region((0, 0, 0), image.shape))
+    job.close()
+    assert held == Region((0, 0, 0), (9, 16, 3))
+    np.testing.assert_array_equal(padded[:, :13], image)
+    assert not padded[:, 13:].any()
 
 
 def test_channels_and_one_step(tmp_path: Any) -> None:

@@ -146,5 +146,3 @@ def test_what_does_not_fit_the_data_is_refused(tmp_path, few):
         job(few, tmp_path / "out.npy", regularizer="llr")
     with pytest.raises(ParameterError, match=r"--strength 90: a strength of 90 leaves nothing of the image"):
         images(few, tmp_path / "out.npy", regularizer="l1-wavelet", strength="90")
-    with pytest.raises(ParameterError, match="large volumes, and --split coils"):
-        job(few, tmp_path / "out.npy", regularizer="llr", frames=4, split="coils")

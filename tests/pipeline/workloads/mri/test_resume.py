@@ -13,19 +13,24 @@ import pytest
 from pipeline.engine import iterates
 from pipeline.engine.ledger import Ledger
 from pipeline.engine.run import run_job
-from pipeline.errors import ParameterError
+from pipeline.errors import DeviceError, ParameterError
+from pipeline.workloads.mri import MriJob
 from pipeline.workloads.paths import ledger_path
 from pipeline.workloads.protocol import KeepsIterates
-from tests.pipeline.workloads.mri.mri_jobs import job, scan, volume, write_npz
+from tests.kernels.sense.phantom import normalised_error
+from tests.pipeline.cluster.dask.thread_workers import ThreadWorkers
+from tests.pipeline.workloads.mri.mri_jobs import Streamed, job, scan, shared_images, volume, write_npz
 
 ROOT = Path(__file__).parents[4]  # of the repository, for a process that imports the tests
+FISTA = {"regularizer": "l1-wavelet", "strength": "0.01", "iterations": 12, "tolerance": 0.0}
 CASES = {
     "cg": {"iterations": 12, "tolerance": 0.0},
     "cg, stops early": {"iterations": 100, "tolerance": 1e-3},
-    "fista": {"regularizer": "l1-wavelet", "strength": "0.01", "iterations": 12, "tolerance": 0.0},
+    "fista": FISTA,
     "admm": {"regularizer": "tv,l1-wavelet", "strength": "0.01", "iterations": 12, "tolerance": 0.0},
     "frames": {"regularizer": "llr", "strength": "0.01", "iterations": 12, "tolerance": 0.0, "frames": 10},
     "parts": {"split": "coils", "iterations": 12, "tolerance": 0.0},
+    "parts, fista": FISTA | {"split": "coils"},
     "parts, admm": {"split": "coils", "regularizer": "tv", "strength": "0.01", "iterations": 12, "tolerance": 0.0},
 }
 
@@ -81,6 +86,35 @@ def test_a_resumed_run_makes_the_same_image_in_the_iterations_left(tmp_path, sou
     np.testing.assert_array_equal(np.load(output), np.load(tmp_path / "whole.npy"))
     assert receipt["image"]["iterations"] == expected["image"]["iterations"] > 5
     assert receipt["image"]["convergence"] == expected["image"]["convergence"]
+    assert not ledger_path(output).exists()
+
+
+@pytest.mark.parametrize(("case", "ranks", "later"), [("parts", 2, 3), ("parts, admm", 3, 2), ("parts, fista", 2, 1)])
+def test_ranks_that_share_coils_go_on_from_a_saved_iterate(tmp_path, monkeypatch, case, ranks, later):
+    """Also another number of ranks: rank 0 saves, and all start from its state."""
+    source, options, output = volume(tmp_path / "volume.npz"), CASES[case], tmp_path / "out.npy"
+    planned, run_options = job(source, tmp_path / "whole.npy", **options)
+    run_job(planned, run_options)
+    save, saved = iterates.Iterates.save, []
+
+    def fail(self, chunk, state):
+        save(self, chunk, state)
+        saved.append(state)
+        if len(saved) == 5:
+            raise DeviceError("stopped")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(iterates.Iterates, "save", fail)
+        with pytest.raises(DeviceError, match="stopped"):
+            shared_images(source, output, ThreadWorkers(ranks), ranks, **options)
+        assert len(saved) == 5, "one rank saves"
+    seen = []
+    monkeypatch.setattr(MriJob, "_follower", lambda self, number: lambda iteration, _: seen.append(iteration))
+    monkeypatch.setattr(MriJob, "_penalty_follower", MriJob._follower)
+    planned, run_options = job(source, output, resume=True, **options)
+    run_job(planned, run_options, stream=Streamed(ThreadWorkers(later), later))
+    assert sorted(seen) == sorted(list(range(6, 13)) * later)
+    assert normalised_error(np.load(output), np.load(tmp_path / "whole.npy")) < 2e-4
     assert not ledger_path(output).exists()
 
 

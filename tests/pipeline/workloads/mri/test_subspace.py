@@ -158,7 +158,6 @@ def test_bad_bases_get_one_line(tmp_path):
     [
         ({"method": "gridding"}, "--basis belongs to --method cg-sense"),
         ({"field_map": "f.npy"}, "--basis and --field-map cannot be combined"),
-        ({"split": "coils"}, "made together; leave --split out"),
         ({"regularizer": "tv-time"}, "tv-time belongs to frames, and --basis makes coefficients"),
         ({"frames": 5, "frame_step": 3}, "each readout belongs to one frame"),
         ({"frames": 5, "view_sharing": 3}, "each readout belongs to one frame"),

@@ -74,6 +74,31 @@ def test_several_images_and_whitened_coils(tmp_path):
     assert normalised_error(found, expected) < TOLERANCE
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("kind", ["llr", "tv-time", "basis", "basis, llr"])
+def test_times_and_coefficients_that_are_one_problem_share_coils_too(tmp_path, kind, ranks):
+    """In parts, and on several ranks, the images are those of one device that holds all."""
+    rng, source = np.random.default_rng(2), volume(tmp_path / "a.npz")
+    np.save(tmp_path / "maps.npy", rng.normal(size=(5, 10, 10, 10)) + 2)
+    np.save(tmp_path / "basis.npy", np.linalg.qr(rng.normal(size=(4, 2)))[0])
+    options = EIGHT | {"sensitivities": str(tmp_path / "maps.npy"), "frames": 10}
+    if "basis" in kind:
+        options["basis"] = str(tmp_path / "basis.npy")
+    if penalty := kind.removeprefix("basis").removeprefix(", "):
+        options |= {"regularizer": penalty, "strength": "0.01"}
+    expected, alone = images(source, tmp_path / "one.npy", **options)
+    if ranks == 1:
+        found, receipt = images(source, tmp_path / "parts.npy", split="coils", **options)
+    else:
+        found, receipt = shared_images(source, tmp_path / "parts.npy", ThreadWorkers(ranks), ranks, **options)
+    assert len(found) == (2 if "basis" in kind else 4)
+    assert normalised_error(found, expected) < TOLERANCE
+    assert receipt["image"]["coil_maps"] == "on the device"
+    assert receipt["audit"]["samples"] == alone["audit"]["samples"]
+    if ranks > 1:
+        assert receipt["stages"]["read"]["bytes"] == ranks * 5 * 2400 * 8
+
+
 def test_one_device_takes_coils_a_few_at_a_time_too(tmp_path):
     source = volume(tmp_path / "a.npz", coils=9)
     expected, _ = images(source, tmp_path / "one.npy", **EIGHT)

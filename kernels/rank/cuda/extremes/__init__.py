@@ -1,4 +1,4 @@
-"""Minima and maxima of boxes: passes, arguments and launches of box.cuh, and of extremes.cuh for rows with channels."""
+"""Minima and maxima of boxes: passes, arguments and launches of box.cuh, and of words.cuh for rows with channels."""
 
 from __future__ import annotations
 
@@ -23,10 +23,16 @@ ENTRIES = tuple(
     )
     for c_type in C_TYPES.values()
     for least in ("true", "false")
+) + tuple(
+    f"extreme_strip<{C_TYPES[name]}, {least}>"
+    for name in ("uint8", "uint16", "int16", "float32")
+    for least in ("true", "false")
 )
-ROW_THREADS, ROW_WORDS = 256, 16  # of extremes.cuh
+ROW_THREADS, ROW_WORDS = 256, 16  # of words.cuh
 BOX_THREADS = 256  # of box.cuh
 BLOCKS = {4: 3, 8: 2}  # of a multiprocessor, by the rows of a group
+STRIP_THREADS, STRIP_BLOCKS, AHEAD = 32, 24, 8  # of strip.cuh: threads, blocks of a multiprocessor, rows on their way
+STRIP_ROWS, STRIP_LOST = 64, 16  # of a window, and vectors of a warp that only serve others, at most
 FEW, SOME = 8, 20  # rows of a window: more than FEW are loaded twice, up to SOME in groups of four
 VECTOR = 16  # bytes
 # By the bytes of shared memory from which they hold: samples of a window down a column, more of which leave too few
@@ -39,7 +45,7 @@ MAX_LENGTH = 1 << 30  # of an axis, and of the samples inside one: positions hav
 
 
 class ExtremesTask(ctypes.Structure):
-    """struct ExtremesTask of extremes.cuh."""
+    """struct ExtremesTask of words.cuh."""
 
     _fields_ = (
         *((name, ctypes.c_longlong) for name in ("planes", "inner", "pieces")),
@@ -52,8 +58,8 @@ class BoxTask(ctypes.Structure):
     """struct BoxTask of box.cuh."""
 
     _fields_ = (
-        *((name, ctypes.c_longlong) for name in ("planes", "in_plane", "out_plane", "in_pitch", "out_pitch")),
-        *((name, ctypes.c_longlong) for name in ("image_plane", "image_pitch", "columns", "out_columns", "tile")),
+        *((name, ctypes.c_longlong) for name in ("planes", "in_plane", "out_plane", "image_plane", "image_pitch")),
+        *((name, ctypes.c_int) for name in ("in_pitch", "out_pitch", "columns", "out_columns", "tile")),
         *((name, ctypes.c_int) for name in ("rows", "out_rows", "tiles", "bands", "band")),
         *((name, ctypes.c_int) for name in ("first_y", "first_x", "mode_y", "mode_x")),
         *((name, ctypes.c_int) for name in ("taps_y", "taps_x", "step", "pair", "slots")),
@@ -193,9 +199,18 @@ def _launch_box(task: BoxTask, types: str, itemsize: int, stream: Any, arguments
     source, target, *_ = arguments
     task.aligned_in = task.in_pitch % each == source.data.ptr % VECTOR == 0
     task.aligned_out = task.out_pitch % each == target.data.ptr % VECTOR == 0
+    ahead = (0 if task.aligned_out else each - 1) + each - 1  # at most: samples of a tile before its first window
+    lost = (ahead + each - 1 + task.taps_x - 1) // each
+    is_plain = not task.omit_nan and not task.has_nodata and task.is_first and task.is_last
+    if (
+        f"extreme_strip<{types}>" in ENTRIES
+        and (itemsize < 4 or is_plain)
+        and task.aligned_in and task.pair == 0 and task.taps_y <= STRIP_ROWS and lost <= STRIP_LOST
+    ):  # fmt: skip
+        _launch_strip(task, types, lost, each, stream, arguments)
+        return
     is_many, group = task.taps_y > FEW, 8 if task.taps_y > SOME else 4
     task.slots = -(-(task.taps_y - 1) // group) if is_many else 0 if task.taps_y == 1 else task.taps_y // 2 * 2 + 2
-    ahead = (0 if task.aligned_out else each - 1) + each - 1  # at most: samples of a tile before its first window
     is_short = task.taps_x < 2 * each
     is_direct = task.taps_x == 1 and task.aligned_out and task.first_x % each == 0
     if is_short:
@@ -217,6 +232,34 @@ def _launch_box(task: BoxTask, types: str, itemsize: int, stream: Any, arguments
         (task.tiles * task.step * task.bands * task.planes,), (threads,), arguments,
         shared_bytes=threads * bytes_a_thread, stream=stream,
     )  # fmt: skip
+
+
+def _launch_strip(task: BoxTask, types: str, lost: int, each: int, stream: Any, arguments: Any) -> None:
+    bytes_a_thread = VECTOR * (task.taps_y + AHEAD + 1) + 4 * each
+    rows = -(-task.out_rows // task.step)
+    slack = 0 if task.aligned_out else each - 1
+    task.tile = (STRIP_THREADS - lost) * each
+    task.tiles = -(-(task.out_columns + slack) // task.tile)
+    held = min(shared_bytes_a_multiprocessor() // (STRIP_THREADS * bytes_a_thread + 1024), STRIP_BLOCKS)
+    task.band = _band(task.tiles * task.planes * task.step, rows, task.taps_y, multiprocessors() * held)
+    task.bands = -(-rows // task.band)
+    kernel("rank", f"extreme_strip<{types}>").launch(
+        (task.tiles * task.step * task.bands * task.planes,), (STRIP_THREADS,), arguments,
+        shared_bytes=STRIP_THREADS * bytes_a_thread, stream=stream,
+    )  # fmt: skip
+
+
+@functools.lru_cache(maxsize=256)
+def _band(others: int, rows: int, taps: int, held: int) -> int:
+    """Rows of a band, for the least time by the model of `_shape`; the device holds so many blocks at once."""
+    best, least = rows, math.inf
+    for waves in range(1, 9):
+        bands = min(max(1, waves * held // others), rows)
+        band = -(-rows // bands)
+        time = (-(-others * bands // held) + 0.5) * (band + (taps - 1) / 2 + 8)
+        if time < least:
+            best, least = band, time
+    return best
 
 
 @functools.lru_cache(maxsize=256)

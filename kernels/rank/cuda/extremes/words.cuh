@@ -1,5 +1,5 @@
 // Words of several samples and their minima and maxima, and those of windows along rows of pixels with channels. Part of
-// rank.cu; box.cuh has those of other rows.
+// rank.cu; box.cuh and strip.cuh have those of other rows.
 //
 //   extreme_rows      along rows of words in shared memory, by doubling: M(2m)[i] = min(M(m)[i], M(m)[i + m]); the last
 //                     step overlaps. A thread keeps its words in registers, and reads from its neighbours. The threads of a
@@ -8,7 +8,7 @@
 // Floors of a pass over N samples of b bytes: 2 N b bytes of memory, 3 N b bytes of shared memory for each step of doubling.
 #pragma once
 
-#include "keys.cuh"
+#include "cuda/keys.cuh"
 #include "borders.cuh"
 
 constexpr int ROW_THREADS = 256, ROW_WORDS = 16;

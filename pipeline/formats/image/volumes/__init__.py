@@ -1,0 +1,1 @@
+"""Volumes of scanners and electron microscopes: NIfTI and MRC, also compressed with gzip."""
