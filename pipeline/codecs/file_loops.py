@@ -22,8 +22,8 @@ from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from kernels.runtime.compiled import compiled
+from pipeline.codecs.chunk_codec import BLOSC, ENCODED, RAW
 
-RAW, BLOSC, ENCODED = 0, 1, 2  # kinds of chunks; the last are written as they are
 LEFT, DONE = 0, 1  # what has become of a chunk
 NONE, FAULT = -1, -2  # in place of a descriptor
 NO_LINKS = 0x04 | 0x08  # in `resolve`: RESOLVE_NO_SYMLINKS, RESOLVE_BENEATH

@@ -33,7 +33,7 @@ def counted(monkeypatch):
         return read_together(files, kind, parts, target)
 
     monkeypatch.setattr(BlockCache, "_decoded", decoding)
-    monkeypatch.setattr("pipeline.formats.image.zarr.reader.read_together", together)
+    monkeypatch.setattr("pipeline.formats.image.zarr.together.read_together", together)
     return decoded
 
 

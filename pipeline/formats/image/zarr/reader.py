@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.codecs.block_cache import BlockCache
-from pipeline.codecs.file_loops import RAW
+from pipeline.codecs.chunk_codec import RAW
 from pipeline.codecs.packed import NotPackedError, PackedBlocks, Packing
 from pipeline.codecs.parallel import for_each, items_at_once, split
 from pipeline.codecs.zarr_codecs import LARGEST_BYTES, chunks_of, use_bounded_codecs
@@ -39,8 +39,7 @@ from pipeline.formats.image.zarr.chunk_objects import ChunkObjects
 from pipeline.formats.image.zarr.layout import Layout, find_array
 from pipeline.formats.image.zarr.nodes import UnusualError, node
 from pipeline.formats.image.zarr.packed_chunks import can_be_packed, pack_chunk
-from pipeline.formats.image.zarr.stored_array import Place, StoredArray, stored_array
-from pipeline.formats.image.zarr.together import ChunkPart, kind_of, read_together, stored_together
+from pipeline.formats.image.zarr.stored_array import Place, StoredArray, kind_of, stored_array
 from pipeline.storage.objects import ObjectPath, failure
 from pipeline.storage.positional import reading
 
@@ -133,6 +132,8 @@ class ZarrReader(ImageReader):
         files = self._files
         if files is None or not self.packs or not all(region.shape):
             return None
+        from pipeline.formats.image.zarr.together import stored_together
+
         wanted = self._wanted(region)
         packing = Packing(memory, self._chunk, self.header.dtype.itemsize, files.array.fill_value)
 
@@ -198,6 +199,8 @@ class ZarrReader(ImageReader):
     def _left_of_group(
         self, files: ChunkFiles, kind: int, pieces: Sequence[_Piece], target: NDArray[Any], at: Place
     ) -> list[_Piece]:
+        from pipeline.formats.image.zarr.together import ChunkPart, read_together
+
         parts = []
         for piece in pieces:
             place, into, within = zip(*piece, strict=True)

@@ -1,4 +1,7 @@
-"""The chunk files of a region, read or written together by the loops of `pipeline.codecs.file_loops`."""
+"""The chunk files of a region, read or written together by the loops of `pipeline.codecs.file_loops`.
+
+Imported only when chunks are read or written: the loops need Numba, which takes long to import.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.codecs import file_loops as loops
-from pipeline.codecs.chunk_codec import ChunkCodec
+from pipeline.codecs.chunk_codec import BLOSC, ENCODED, ChunkCodec
 from pipeline.codecs.packed import NotPackedError
 from pipeline.codecs.parallel import for_each, threads_for
 from pipeline.codecs.scratch import scratch
@@ -86,25 +89,14 @@ class _Table:
         return np.flatnonzero(self.ends != loops.DONE).tolist()
 
 
-def kind_of(array: StoredArray) -> int | None:
-    """The loops' kind of an array's chunks, each in a file of its own; None if the loops do not have it."""
-    codec = array.codec
-    if array.index is not None or not codec.is_plain:
-        return None
-    names = [stage.name for stage in codec.stages]
-    if names == ["blosc"] and all(loops.blosc_functions()):
-        return loops.BLOSC
-    return None if names else loops.RAW
-
-
 def read_together(files: ChunkFiles, kind: int, parts: Sequence[ChunkPart], target: NDArray[Any]) -> list[int]:
     """Read and decode chunks, and copy their parts to `target`, the region's array with the file's axes.
 
     Returns those that are left: read each alone, to read it another way, or to name its fault.
     """
     array = files.array
-    if not parts:
-        return []
+    if not parts or (kind == BLOSC and not all(loops.blosc_functions())):
+        return list(range(len(parts)))
     table = _Table.of_parts(array.codec, parts, target)
     for row, part in zip(table.rows, parts, strict=True):
         row[loops.MEMORY], row[loops.HELD] = part.memory, part.is_held
@@ -115,7 +107,7 @@ def read_together(files: ChunkFiles, kind: int, parts: Sequence[ChunkPart], targ
         with _opened(files.folder) as (folder, resolve):
             return table.run(
                 loops.read_chunks, folder, resolve, kind, loops.blosc_functions()[0], table.strides, table.shape,
-                np.full(1, array.fill_value, array.codec.dtype).view(np.uint8), needs_encoded=kind == loops.BLOSC,
+                np.full(1, array.fill_value, array.codec.dtype).view(np.uint8), needs_encoded=kind == BLOSC,
             )  # fmt: skip
     except OSError:
         return list(range(len(parts)))
@@ -181,8 +173,8 @@ def write_together(
 
     Returns those that are left: store each alone.
     """
-    if not parts:
-        return []
+    if not parts or (kind == BLOSC and not all(loops.blosc_functions())):
+        return list(range(len(parts)))
     table = _Table.of_parts(array.codec, parts, source)
     return _written(table, folder, name, array, kind, [part.place for part in parts])
 
@@ -194,7 +186,7 @@ def write_encoded(
     table = _Table(array.codec, len(chunks), 1)
     for row, chunk in zip(table.rows, chunks.values(), strict=True):
         row[loops.PART], row[loops.LENGTH] = chunk.ctypes.data, len(chunk)
-    return _written(table, folder, name, array, loops.ENCODED, list(chunks))
+    return _written(table, folder, name, array, ENCODED, list(chunks))
 
 
 def _written(
@@ -208,7 +200,7 @@ def _written(
         row[loops.PARENT], row[loops.NAME] = parents[parent], table.add_name(last)
     options: Mapping[str, Any] = {"clevel": 0, "shuffle": 0, "cname": ""}
     encoder = 0
-    if kind == loops.BLOSC:
+    if kind == BLOSC:
         options, encoder = array.codec.stages[0].options, loops.blosc_functions()[1]
     levels = np.array([options["clevel"], options["shuffle"]], np.int64)
     codec = _bytes(options["cname"])
@@ -222,7 +214,7 @@ def _written(
                 table.shape, array.codec.dtype.itemsize, samples, encoded,
             )  # fmt: skip
 
-        return table.run(loop, needs_encoded=kind == loops.BLOSC)
+        return table.run(loop, needs_encoded=kind == BLOSC)
 
 
 def _bytes(name: str) -> NDArray[np.uint8]:

@@ -124,8 +124,7 @@ def _count_decodes():
     from collections import Counter
 
     from pipeline.codecs.block_cache import BlockCache
-    from pipeline.formats.image.zarr import reader
-    from pipeline.formats.image.zarr.together import read_together
+    from pipeline.formats.image.zarr import together as loops
 
     decode, decoded = BlockCache._decoded, Counter()
 
@@ -135,17 +134,17 @@ def _count_decodes():
 
     def together(files, kind, parts, target):
         decoded.update(part.place for part in parts if not part.is_held)
-        return read_together(files, kind, parts, target)
+        return loops.undone(files, kind, parts, target)
 
     BlockCache.undone, BlockCache.counts, BlockCache._decoded = decode, decoded, counted
-    reader.read_together = together
+    loops.undone, loops.read_together = loops.read_together, together
 
 
 def _counted_decodes():
     from pipeline.codecs.block_cache import BlockCache
-    from pipeline.formats.image.zarr import reader, together
+    from pipeline.formats.image.zarr import together
 
-    BlockCache._decoded, reader.read_together = BlockCache.undone, together.read_together
+    BlockCache._decoded, together.read_together = BlockCache.undone, together.undone
     return dict(BlockCache.counts)
 
 

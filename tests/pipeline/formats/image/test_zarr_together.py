@@ -19,7 +19,8 @@ from pipeline.codecs import file_loops
 from pipeline.codecs.blosc import check_blosc
 from pipeline.errors import InputError
 from pipeline.formats.image import ImageHeader, Region, Storage, open_image
-from pipeline.formats.image.zarr import Zarr, reader, together, writer
+from pipeline.formats.image.zarr import Zarr, reader, together
+from pipeline.formats.image.zarr.stored_array import kind_of
 
 SHAPE, CHUNK = (29, 41), (8, 11)
 MANY = settings(
@@ -35,7 +36,7 @@ MANY = settings(
 def left(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many chunks of each call were left to the other way."""
     found: list[int] = []
-    for module, name in ((reader, "read_together"), (writer, "write_together")):
+    for name in ("read_together", "write_together"):
         inner = getattr(together, name)
 
         def counted(*given: Any, inner: Any = inner) -> list[int]:
@@ -43,7 +44,7 @@ def left(monkeypatch: pytest.MonkeyPatch) -> list[int]:
             found.append(len(rows))
             return rows
 
-        monkeypatch.setattr(module, name, counted)
+        monkeypatch.setattr(together, name, counted)
     return found
 
 
@@ -157,8 +158,8 @@ def test_faults_are_named_as_if_each_chunk_were_read_alone(
     samples = image_of(path, compressor, "uint8")
     fault(path / "c" / "2" / "1")
     outcomes = []
-    for kind_of in (together.kind_of, lambda array: None):
-        monkeypatch.setattr(reader, "kind_of", kind_of)
+    for kind in (kind_of, lambda array: None):
+        monkeypatch.setattr(reader, "kind_of", kind)
         try:
             outcomes.append(read(path, Region.whole(SHAPE), samples.dtype).tolist())
         except InputError as error:
