@@ -129,7 +129,8 @@ def low_rank(series: Any, threshold: Any, block: Sequence[int], shift: Any) -> t
         parts, ticket = cupy.empty(blocks, cupy.float64), cupy.zeros((), cupy.uint32)
         nuclear = cupy.empty((), cupy.float64)
         lags = NULL if shift is None else cupy.asarray(shift, cupy.int32)
-        shared_bytes = 8 * (2 * even**2 + frames * LOW_RANK_PIXELS) + 12 * even  # matrices, tile, rotations and factors
+        # Matrices, tile, rotations and factors; compilers read the factors in vectors of up to four.
+        shared_bytes = 8 * (2 * even**2 + frames * LOW_RANK_PIXELS) + 12 * even + 8
         args = (series, out, by, lags, parts, ticket, nuclear, struct)
         kernel("proximal", "low_rank").launch((blocks,), (THREADS,), args, stream=stream, shared_bytes=shared_bytes)
     return out, nuclear
