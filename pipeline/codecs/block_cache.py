@@ -166,17 +166,15 @@ class BlockCache:
     def release(self, claims: Sequence[Claim], samples: Sequence[NDArray[Any] | None], at: Place) -> None:
         """Claimed blocks have been looked at. `samples`: of each, in its memory; None: it was not decoded."""
         with self._lock:
-            looked = []
+            # Those on their last use leave room for others.
             for (key, memory, block), found in zip(claims, samples, strict=True):
                 if block is None:
                     self._making.remove(key)
-                    if found is None:
-                        continue
-                    block = self._keep(key, _Block(found, memory, self._uses(key)), at)
-                looked.append((key, block))
+                    if found is not None:
+                        block = self._keep(key, _Block(found, memory, self._uses(key)), at)
+                if block is not None:
+                    self._end(key, block)
             self._trim()
-            for key, block in looked:
-                self._end(key, block)
             self._made.notify_all()
 
     def _decoded(self, key: Key, decode: Callable[[Memory], NDArray[Any]], memory: Memory, at: Place) -> _Block:

@@ -22,9 +22,10 @@ from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from kernels.runtime.compiled import compiled
+from pipeline.codecs.chunk_codec import BLOSC, ENCODED, RAW
 
-RAW, BLOSC, ENCODED = 0, 1, 2  # kinds of chunks; the last are written as they are
 LEFT, DONE = 0, 1  # what has become of a chunk
+NONE, FAULT = -1, -2  # in place of a descriptor
 NO_LINKS = 0x04 | 0x08  # in `resolve`: RESOLVE_NO_SYMLINKS, RESOLVE_BENEATH
 
 # Columns of a table with a row for each chunk. NAME, PARENT: offsets in `names`. MEMORY: of the
@@ -320,6 +321,46 @@ def read_chunks(
 
 
 @compiled
+def open_files(files: Table, heads: Memory, names: Memory, name_at: Table, folder: int, resolve: int) -> None:
+    """Open files, and read how each begins.
+
+    files : (files, 2): becomes a descriptor, NONE if there is no such file or FAULT, and the file's bytes
+    heads : (files, bytes)
+    """
+    link = np.empty(1, np.uint8)
+    for number in range(len(files)):
+        name = names[name_at[number] :].ctypes.data
+        descriptor = _open(folder, name, _READ, 0, resolve)
+        files[number, 0] = descriptor
+        if descriptor < 0:
+            is_missing = descriptor == -_ENOENT and _readlinkat(folder, name, link.ctypes.data, 1) < 0
+            files[number, 0] = NONE if is_missing else FAULT
+            continue
+        files[number, 1] = _size(descriptor)
+        some = min(files[number, 1], heads.shape[1])
+        if some < 0 or _pread(descriptor, heads[number].ctypes.data, some, 0) != some:
+            _close(descriptor)
+            files[number, 0] = FAULT
+
+
+@compiled
+def read_spans(spans: Table) -> bool:
+    """Read parts of open files. `spans`: descriptor, offset, address and bytes of each. Returns whether all is read."""
+    done = 0
+    for descriptor, offset, address, nbytes in spans:
+        done += _pread(descriptor, address, nbytes, offset) == nbytes
+    return done == len(spans)
+
+
+@compiled
+def close_files(files: Table) -> None:
+    """Close what `open_files` has opened."""
+    for number in range(len(files)):
+        if files[number, 0] >= 0:
+            _close(files[number, 0])
+
+
+@compiled
 def _write_file(
     row: Any, kind: Any, encoder: Any, options: Any, codec: Any, strides: Any, shape: Any, itemsize: Any, samples: Any,
     encoded: Any, descriptor: Any,
@@ -392,67 +433,3 @@ def write_chunks(
             ends[number] = DONE
     if parent >= 0:
         _close(parent)
-
-
-GATHERED_HEAD_BYTES = 4096  # the header and a table of a thousand blocks
-# Columns of a table of chunks to gather. FIRST, LAST: the bytes needed of the decoded chunk. Found are the file's
-# bytes, -1 without a file, and the span of it that lies at AT of the memory.
-FIRST, LAST, SIZE, BEGIN, END, AT = range(1, 7)
-
-
-@compiled
-def _needed(head: Any, size: Any, first: Any, last: Any, nbytes: Any) -> Any:
-    """The span of a Blosc chunk's file with blocks of the decoded bytes `first` to `last`; (0, 0) if unclear."""
-    if len(head) < _HEADER_BYTES or head[0] != _BLOSC_VERSION or head[3] == 0:
-        return 0, 0
-    decoded, block, stored = head[4:_HEADER_BYTES].view(np.uint32)
-    if stored != size or decoded != nbytes:
-        return 0, 0
-    if head[2] & _BLOSC_STORED:
-        return (_HEADER_BYTES + first, _HEADER_BYTES + last) if size == nbytes + _HEADER_BYTES else (0, 0)
-    if block == 0 or block > decoded:
-        return 0, 0
-    table_end = _HEADER_BYTES + 4 * -(-nbytes // np.int64(block))
-    if table_end > len(head):
-        return 0, 0
-    starts = head[_HEADER_BYTES:table_end].view(np.int32)
-    some = starts[first // np.int64(block) : -(-last // np.int64(block))]
-    begin, most, end = np.int64(some.min()), some.max(), np.int64(size)
-    for start in starts:  # encoders with several threads write blocks in any order
-        if most < start < end:
-            end = np.int64(start)
-    return (begin, end) if table_end <= begin and most < end else (0, 0)
-
-
-@compiled
-def gather_chunks(
-    table: Table, ends: NDArray[np.int8], names: Memory, folder: int, resolve: int, nbytes: int, heads: Memory,
-    memory: Memory,
-) -> int:  # fmt: skip
-    """Read the encoded blocks of Blosc chunks, each in a file, one behind another; returns the bytes of `memory` used.
-
-    heads : (chunks, GATHERED_HEAD_BYTES), become the first bytes of the files
-    ends  : becomes DONE for each chunk whose blocks are there, or that has no file
-    """
-    used = 0
-    for number in range(len(table)):
-        row, head = table[number], heads[number]
-        name = names[row[NAME] :].ctypes.data
-        descriptor = _open(folder, name, _READ, 0, resolve)
-        if descriptor == -_ENOENT:
-            link = np.empty(1, np.uint8)
-            if _readlinkat(folder, name, link.ctypes.data, 1) < 0:  # a broken link is no missing chunk
-                row[SIZE], ends[number] = -1, DONE
-        if descriptor < 0:
-            continue
-        size = _size(descriptor)
-        some = min(size, len(head))
-        if some > 0 and _pread(descriptor, head.ctypes.data, some, 0) == some:
-            begin, end = _needed(head[:some], size, row[FIRST], row[LAST], nbytes)
-            length = end - begin
-            fits = length > 0 and used + length <= len(memory)
-            if fits and _pread(descriptor, memory.ctypes.data + used, length, begin) == length:
-                row[SIZE], row[BEGIN], row[END], row[AT] = size, begin, end, used
-                used, ends[number] = used + length, DONE
-        _close(descriptor)
-    return used

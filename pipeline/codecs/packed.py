@@ -114,13 +114,6 @@ class Packing:
             raise NotPackedError("the memory is full")
         return first, self._memory[first : first + nbytes]
 
-    def gather(self, fill: Callable[[Memory], int]) -> int:
-        """Let `fill` write to the rest of the memory; it returns how many bytes it used. Returns their offset."""
-        with self._lock:
-            first = self._used
-            self._used += fill(self._memory[first:])
-        return first
-
     def add_fill(self, origin: tuple[int, ...], nbytes: int) -> None:
         """A chunk of `nbytes` that is not stored."""
         self._add([origin], _blocks(np.array([FILL]), np.array([0]), np.array([nbytes]), 1, NO_SHUFFLE))

@@ -174,3 +174,37 @@ def test_many_threads_see_the_right_bytes_in_memory_that_moves_between_blocks() 
 
     with ThreadPoolExecutor(6) as threads:
         assert all(threads.map(read, range(len(numbers))))
+
+
+def test_blocks_claimed_together_are_made_once_and_kept() -> None:
+    blocks = Blocks(kept=2)
+    assert blocks.get(0)
+    claims = blocks.cache.claim([(0,), (1,), (2,)], NBYTES, ())
+    held, new, damaged = claims
+    assert held is not None
+    assert held.block is not None
+    assert (held.samples == 0).all()
+    assert new is not None
+    assert damaged is not None
+    assert new.block is None
+    assert blocks.get(1, wait=False) is None
+    assert blocks.cache.claim([(1,)], NBYTES, ()) == [None]
+    new.samples[:] = 1
+    blocks.cache.release([held, new, damaged], [held.samples, new.samples, None], ())
+    assert blocks.get(1)
+    assert blocks.get(2)  # tried again
+    assert blocks.decoded == {(0,): 1, (2,): 1}
+    assert blocks.cache._held_bytes == 2 * NBYTES
+
+
+def test_claimed_memory_is_not_used_again_while_it_is_looked_at() -> None:
+    blocks = Blocks(kept=1)
+    assert blocks.get(0)
+    (held,) = blocks.cache.claim([(0,)], NBYTES, ())
+    assert held is not None
+    assert blocks.get(1)  # evicts 0
+    assert blocks.get(2)
+    assert (held.samples == 0).all()
+    blocks.cache.release([held], [held.samples], ())
+    assert blocks.get(3)
+    assert (held.samples == 3).all()

@@ -12,6 +12,7 @@ from pipeline.codecs.block_cache import BlockCache
 from pipeline.engine.devices.device import CpuDevice
 from pipeline.engine.run import RunOptions, plan_job
 from pipeline.formats.image import ImageHeader, Region, Storage, format_for_output, open_image
+from pipeline.formats.image.zarr.together import read_together
 from pipeline.workloads import JobSpec, workloads
 
 SIDE = 1021
@@ -27,7 +28,12 @@ def counted(monkeypatch):
         decoded[key] += 1
         return decode(cache, key, *arguments)
 
+    def together(files, kind, parts, target):
+        decoded.update(part.place for part in parts if not part.is_held)
+        return read_together(files, kind, parts, target)
+
     monkeypatch.setattr(BlockCache, "_decoded", decoding)
+    monkeypatch.setattr("pipeline.formats.image.zarr.together.read_together", together)
     return decoded
 
 
@@ -38,7 +44,7 @@ def store(path, image, storage):
     writer.publish()
 
 
-@pytest.mark.parametrize(("suffix", "compression"), [(".zarr", "zstd"), (".zarr", "none"), (".tif", "deflate")])
+@pytest.mark.parametrize(("suffix", "compression"), [(".zarr", "zstd"), (".zarr", "deflate"), (".tif", "deflate")])
 @pytest.mark.parametrize("block", [48, 64, 80])
 @pytest.mark.parametrize("memory_bytes", [MEMORY_BYTES, 2 * MEMORY_BYTES])
 def test_every_block_is_decoded_once(tmp_path, monkeypatch, suffix, compression, block, memory_bytes):
@@ -63,8 +69,10 @@ def test_every_block_is_decoded_once(tmp_path, monkeypatch, suffix, compression,
     ("name", "compression", "largest_bytes", "is_kept"),
     [
         ("in.zarr", "zstd", 511, True),
-        ("in.zarr", "none", 512, True),
+        ("in.zarr", "none", 512, False),
         ("in.zarr", "none", 511, False),
+        ("sharded.zarr", "none", 512, True),
+        ("sharded.zarr", "none", 511, False),
         ("in.tif", "deflate", 511, True),
         ("in.tif", "none", 512, False),
     ],
@@ -74,7 +82,8 @@ def test_memory_is_kept_free_for_blocks_only_if_they_are_read_whole(
 ):
     monkeypatch.setattr("pipeline.formats.image.zarr.reader._LARGEST_WHOLE_BYTES", largest_bytes)
     image = np.arange(64 * 64, dtype=np.uint16).reshape(64, 64)
-    store(tmp_path / name, image, Storage(chunks=(16,), compression=compression))
+    shards = (32,) if name.startswith("sharded") else None
+    store(tmp_path / name, image, Storage(chunks=(16,), shards=shards, compression=compression))
     with open_image(tmp_path / name) as reader:
         assert (reader.hold_at_most(1 << 20) > 0) == is_kept
         reader.expect([[(0, 20), (12, 64)], [(0, 64)]])

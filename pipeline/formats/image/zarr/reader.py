@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.codecs.block_cache import BlockCache
+from pipeline.codecs.chunk_codec import RAW
 from pipeline.codecs.packed import NotPackedError, PackedBlocks, Packing
 from pipeline.codecs.parallel import for_each, items_at_once, split
 from pipeline.codecs.zarr_codecs import LARGEST_BYTES, chunks_of, use_bounded_codecs
@@ -33,13 +34,12 @@ from pipeline.formats.image.base import (
     require_fit,
 )
 from pipeline.formats.image.metadata.notes import Notes
-from pipeline.formats.image.zarr.chunk_files import ChunkFiles
+from pipeline.formats.image.zarr.chunk_files import ChunkFiles, StoredBytes
 from pipeline.formats.image.zarr.chunk_objects import ChunkObjects
 from pipeline.formats.image.zarr.layout import Layout, find_array
 from pipeline.formats.image.zarr.nodes import UnusualError, node
-from pipeline.formats.image.zarr.packed_chunks import can_be_packed, pack_chunk, pack_together
-from pipeline.formats.image.zarr.stored_array import Place, StoredArray, stored_array
-from pipeline.formats.image.zarr.together import ChunkPart, kind_of, read_together
+from pipeline.formats.image.zarr.packed_chunks import can_be_packed, pack_chunk
+from pipeline.formats.image.zarr.stored_array import Place, StoredArray, kind_of, stored_array
 from pipeline.storage.objects import ObjectPath, failure
 from pipeline.storage.positional import reading
 
@@ -132,32 +132,27 @@ class ZarrReader(ImageReader):
         files = self._files
         if files is None or not self.packs or not all(region.shape):
             return None
+        from pipeline.formats.image.zarr.together import stored_together
+
         wanted = self._wanted(region)
         packing = Packing(memory, self._chunk, self.header.dtype.itemsize, files.array.fill_value)
 
-        parts = []
-        for piece in self._pieces(wanted):
-            place, into, within = zip(*piece, strict=True)
-            parts.append(ChunkPart(place, into, within))
-        origins = [
-            tuple(n * size - start for n, size, (start, _) in zip(part.place, self._chunk, wanted, strict=True))
-            for part in parts
-        ]
-
-        def pack(number: int) -> None:
-            part = parts[number]
+        def pack(piece: _Piece, stored: StoredBytes | None) -> None:
+            place, _, within = zip(*piece, strict=True)
+            origin = tuple(n * size - start for n, size, (start, _) in zip(place, self._chunk, wanted, strict=True))
             try:
-                pack_chunk(packing, files, part.place, part.within, origins[number])
+                pack_chunk(packing, files.array.codec, stored, within, origin)
             except NotPackedError:
                 raise
             except Exception:
-                with _translated(self.path, _undecoded(part.place)):
+                with _translated(self.path, _undecoded(place)):
                     raise
 
         try:
-            # Other readers are at work too; a pool would take longer to wake.
-            for number in pack_together(packing, files, parts, origins):
-                pack(number)
+            pieces = self._pieces(wanted)  # other readers are at work too; a pool would take longer to wake
+            with stored_together(files, [tuple(number for number, _, _ in piece) for piece in pieces]) as stored:
+                for piece, each in zip(pieces, stored, strict=True):
+                    pack(piece, each)
             return replace(packing.packed(), view=self._in_stored_order)
         except NotPackedError:
             return None
@@ -180,7 +175,7 @@ class ZarrReader(ImageReader):
         self._schedule = schedule
 
     def hold_at_most(self, budget_bytes: int) -> int:
-        return 0 if self._in_parts else self._cache.hold_at_most(budget_bytes)
+        return 0 if self._in_parts or self._kind == RAW else self._cache.hold_at_most(budget_bytes)
 
     def close(self) -> None:
         """Nothing is held open."""
@@ -195,19 +190,23 @@ class ZarrReader(ImageReader):
         if self._files is None or self._kind is None:
             return pieces
         left: list[_Piece] = []
-        count = items_at_once(len(pieces), self._chunk_bytes)
-        for first in range(0, len(pieces), count):
-            left += self._left_of_group(self._files, self._kind, pieces[first : first + count], target, at)
+        # Memory for decoded chunks bounds a group.
+        groups = 1 if self._kind == RAW else -(-len(pieces) // items_at_once(len(pieces), self._chunk_bytes))
+        for number in range(groups):
+            left += self._left_of_group(self._files, self._kind, pieces[number::groups], target, at)
         return left
 
     def _left_of_group(
         self, files: ChunkFiles, kind: int, pieces: Sequence[_Piece], target: NDArray[Any], at: Place
     ) -> list[_Piece]:
+        from pipeline.formats.image.zarr.together import ChunkPart, read_together
+
         parts = []
         for piece in pieces:
             place, into, within = zip(*piece, strict=True)
             parts.append(ChunkPart(place, into, within))
-        kept = [number for number, part in enumerate(parts) if self._is_kept(part.place)]
+        # The system keeps the files of uncompressed chunks, so that a part is read again sooner than copied.
+        kept = [number for number, part in enumerate(parts) if kind != RAW and self._cache.is_used_again(part.place)]
         claims = dict(zip(kept, self._cache.claim([parts[n].place for n in kept], self._chunk_bytes, at), strict=True))
         taken = {number: claim for number, claim in claims.items() if claim is not None}
         for number, claim in taken.items():
@@ -221,10 +220,6 @@ class ZarrReader(ImageReader):
             made = [None if number in left else self._samples(claim.samples) for number, claim in taken.items()]
             self._cache.release(list(taken.values()), made, at)
         return [piece for number, piece in enumerate(pieces) if number in left or number not in chosen]
-
-    def _is_kept(self, place: Place) -> bool:
-        """Whether a chunk goes through the cache: an uncompressed one if it is known to be used again."""
-        return self._cache.is_shared(place) if self._is_raw else self._cache.is_used_again(place)
 
     def _samples(self, memory: NDArray[Any]) -> NDArray[Any]:
         return memory.view(self.header.dtype).reshape(self._chunk)

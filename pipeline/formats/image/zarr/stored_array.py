@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.codecs.chunk_codec import ChunkCodec, Stage
+from pipeline.codecs.chunk_codec import BLOSC, RAW, ChunkCodec, Stage
 
 Place = tuple[int, ...]  # a chunk's, or a file's, position in its grid
 
@@ -62,6 +62,16 @@ class StoredArray:
     def name(self, file: Place) -> str:
         """A file's path below the array's folder."""
         return self.prefix + self.separator.join(map(str, file))
+
+
+def kind_of(array: StoredArray) -> int | None:
+    """The kind of an array's chunks for `pipeline.codecs.file_loops`, which reads and writes files of one chunk each;
+    None if it does not have it."""
+    codec = array.codec
+    names = [stage.name for stage in codec.stages]
+    if array.index is not None or not codec.is_plain or names not in ([], ["blosc"]):
+        return None
+    return BLOSC if names else RAW
 
 
 def stored_array(metadata: Mapping[str, Any], fill_value: Any) -> StoredArray | None:

@@ -1,21 +1,28 @@
-"""The chunk files of a region, read or written together by the loops of `pipeline.codecs.file_loops`."""
+"""The chunk files of a region, read or written together by the loops of `pipeline.codecs.file_loops`.
+
+Imported only when chunks are read or written: the loops need Numba, which takes long to import.
+"""
 
 from __future__ import annotations
 
 import math
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.codecs import file_loops as loops
-from pipeline.codecs.chunk_codec import ChunkCodec
+from pipeline.codecs.chunk_codec import BLOSC, ENCODED, ChunkCodec
+from pipeline.codecs.packed import NotPackedError
 from pipeline.codecs.parallel import for_each, threads_for
 from pipeline.codecs.scratch import scratch
-from pipeline.formats.image.zarr.chunk_files import ChunkFiles
+from pipeline.formats.image.zarr.chunk_files import ChunkFiles, StoredBytes
+from pipeline.formats.image.zarr.packed_chunks import HEAD_BYTES
 from pipeline.formats.image.zarr.stored_array import Place, StoredArray
 from pipeline.storage.confinement import is_confined, open_beneath
 from pipeline.storage.partial import PartialFolder
@@ -82,25 +89,14 @@ class _Table:
         return np.flatnonzero(self.ends != loops.DONE).tolist()
 
 
-def kind_of(array: StoredArray) -> int | None:
-    """The loops' kind of an array's chunks, each in a file of its own; None if the loops do not have it."""
-    codec = array.codec
-    if array.index is not None or not codec.is_plain:
-        return None
-    names = [stage.name for stage in codec.stages]
-    if names == ["blosc"] and all(loops.blosc_functions()):
-        return loops.BLOSC
-    return None if names else loops.RAW
-
-
 def read_together(files: ChunkFiles, kind: int, parts: Sequence[ChunkPart], target: NDArray[Any]) -> list[int]:
     """Read and decode chunks, and copy their parts to `target`, the region's array with the file's axes.
 
     Returns those that are left: read each alone, to read it another way, or to name its fault.
     """
     array = files.array
-    if not parts:
-        return []
+    if not parts or (kind == BLOSC and not all(loops.blosc_functions())):
+        return list(range(len(parts)))
     table = _Table.of_parts(array.codec, parts, target)
     for row, part in zip(table.rows, parts, strict=True):
         row[loops.MEMORY], row[loops.HELD] = part.memory, part.is_held
@@ -108,17 +104,66 @@ def read_together(files: ChunkFiles, kind: int, parts: Sequence[ChunkPart], targ
             continue
         row[loops.NAME] = table.add_name(array.name(part.place))
     try:
-        folder = open_beneath(files.folder, os.O_PATH | os.O_DIRECTORY)
+        with _opened(files.folder) as (folder, resolve):
+            return table.run(
+                loops.read_chunks, folder, resolve, kind, loops.blosc_functions()[0], table.strides, table.shape,
+                np.full(1, array.fill_value, array.codec.dtype).view(np.uint8), needs_encoded=kind == BLOSC,
+            )  # fmt: skip
     except OSError:
         return list(range(len(parts)))
+
+
+@contextmanager
+def stored_together(files: ChunkFiles, places: Sequence[Place]) -> Iterator[Iterable[StoredBytes | None]]:
+    """As `ChunkFiles.stored`, of several chunks. What lies beyond the first `HEAD_BYTES` of a file has been read when
+    the context is left.
+
+    NotPackedError if a file cannot be read: the processor's way names the fault.
+    """
+    array = files.array
+    if array.index is not None:
+        with ExitStack() as opened:
+            yield (opened.enter_context(files.stored(place)) for place in places)
+        return
+    names, name_at = bytearray(), np.zeros(len(places), np.int64)
+    for number, place in enumerate(places):
+        name_at[number] = len(names)
+        names += os.fsencode(array.name(place)) + b"\0"
+    found, heads = np.full((len(places), 2), loops.NONE, np.int64), np.empty((len(places), HEAD_BYTES), np.uint8)
+    spans: list[tuple[int, int, int, int]] = []
+
+    def stored(descriptor: int, nbytes: int, head: NDArray[np.uint8]) -> StoredBytes | None:
+        if descriptor == loops.FAULT or nbytes > array.codec.limits[-1]:
+            raise NotPackedError("a file that does not open, or is too long")
+
+        def read(first: int, out: NDArray[np.uint8]) -> None:
+            if first + len(out) <= len(head):
+                out[:] = head[first : first + len(out)]
+            else:
+                spans.append((descriptor, first, out.ctypes.data, len(out)))
+
+        return None if descriptor == loops.NONE else StoredBytes(nbytes, read)
+
     try:
-        return table.run(
-            loops.read_chunks, folder, loops.NO_LINKS if is_confined(files.folder) else 0, kind,
-            loops.blosc_functions()[0], table.strides, table.shape,
-            np.full(1, array.fill_value, array.codec.dtype).view(np.uint8), needs_encoded=kind == loops.BLOSC,
-        )  # fmt: skip
+        with _opened(files.folder) as (folder, resolve):
+            loops.open_files(found, heads, np.frombuffer(names, np.uint8), name_at, folder, resolve)
+        yield [stored(*each) for each in zip(*found.T.tolist(), heads, strict=True)]
+        if spans and not loops.read_spans(np.array(spans, np.int64)):
+            raise NotPackedError("a file that was cut short")
+    except OSError as error:
+        raise NotPackedError("the folder does not open") from error
     finally:
-        os.close(folder)
+        loops.close_files(found)
+
+
+@contextmanager
+def _opened(folder: Path) -> Iterator[tuple[int, int]]:
+    """A descriptor to open files below a folder by, and how to resolve their names; raises OSError."""
+    descriptor = open_beneath(folder, os.O_PATH | os.O_DIRECTORY)
+    try:
+        yield descriptor, loops.NO_LINKS if is_confined(folder) else 0
+    finally:
+        os.close(descriptor)
 
 
 def write_together(
@@ -128,8 +173,8 @@ def write_together(
 
     Returns those that are left: store each alone.
     """
-    if not parts:
-        return []
+    if not parts or (kind == BLOSC and not all(loops.blosc_functions())):
+        return list(range(len(parts)))
     table = _Table.of_parts(array.codec, parts, source)
     return _written(table, folder, name, array, kind, [part.place for part in parts])
 
@@ -141,7 +186,7 @@ def write_encoded(
     table = _Table(array.codec, len(chunks), 1)
     for row, chunk in zip(table.rows, chunks.values(), strict=True):
         row[loops.PART], row[loops.LENGTH] = chunk.ctypes.data, len(chunk)
-    return _written(table, folder, name, array, loops.ENCODED, list(chunks))
+    return _written(table, folder, name, array, ENCODED, list(chunks))
 
 
 def _written(
@@ -155,7 +200,7 @@ def _written(
         row[loops.PARENT], row[loops.NAME] = parents[parent], table.add_name(last)
     options: Mapping[str, Any] = {"clevel": 0, "shuffle": 0, "cname": ""}
     encoder = 0
-    if kind == loops.BLOSC:
+    if kind == BLOSC:
         options, encoder = array.codec.stages[0].options, loops.blosc_functions()[1]
     levels = np.array([options["clevel"], options["shuffle"], options.get("blocksize", 0)], np.int64)
     codec = _bytes(options["cname"])
@@ -169,7 +214,7 @@ def _written(
                 table.shape, array.codec.dtype.itemsize, samples, encoded,
             )  # fmt: skip
 
-        return table.run(loop, needs_encoded=kind == loops.BLOSC)
+        return table.run(loop, needs_encoded=kind == BLOSC)
 
 
 def _bytes(name: str) -> NDArray[np.uint8]:

@@ -28,8 +28,7 @@ from pipeline.formats.image.base import ImageHeader, PartialWriter, Region, bloc
 from pipeline.formats.image.pyramid import Reduction, at_level, finish, require_alignment
 from pipeline.formats.image.zarr.chunk_files import ChunkFiles, shard_of
 from pipeline.formats.image.zarr.chunk_objects import ChunkBytes, ChunkObjects
-from pipeline.formats.image.zarr.stored_array import Place, StoredArray, stored_array
-from pipeline.formats.image.zarr.together import ChunkPart, kind_of, write_encoded, write_together
+from pipeline.formats.image.zarr.stored_array import Place, StoredArray, kind_of, stored_array
 from pipeline.storage.objects import ObjectPath
 from pipeline.storage.partial import Callback, Opening, PartialFolder, behind_link, no_callback
 from pipeline.storage.partial_objects import PartialObjects
@@ -297,6 +296,8 @@ class _Level:
         file_bytes = math.prod(self._array.file_shape) * self.header.dtype.itemsize
         if are_whole:
             if self._kind is not None and isinstance(self._partial, PartialFolder):
+                from pipeline.formats.image.zarr.together import ChunkPart, write_together
+
                 cuts = [zip(*map(dict.__getitem__, spans, file), strict=True) for file in files]
                 parts = [ChunkPart(file, within, into) for file, (into, within, _) in zip(files, cuts, strict=True)]
                 left = write_together(self._partial, self._name, self._array, self._kind, parts, stored)
@@ -339,6 +340,8 @@ class _Level:
         with writing(self.path, sum(map(len, encoded))), self._partial.in_use():
             files = list(_under(start, stop, self._array.file_shape))
             if self._array.index is None and isinstance(self._partial, PartialFolder):
+                from pipeline.formats.image.zarr.together import write_encoded
+
                 left = write_encoded(self._partial, self._name, self._array, chunks)
                 files = [files[number] for number in left]
             for_each(store, files, waits=isinstance(self._partial, PartialObjects))

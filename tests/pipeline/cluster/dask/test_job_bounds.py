@@ -124,6 +124,7 @@ def _count_decodes():
     from collections import Counter
 
     from pipeline.codecs.block_cache import BlockCache
+    from pipeline.formats.image.zarr import together as loops
 
     decode, decoded = BlockCache._decoded, Counter()
 
@@ -131,13 +132,19 @@ def _count_decodes():
         decoded[key] += 1
         return decode(cache, key, *arguments)
 
+    def together(files, kind, parts, target):
+        decoded.update(part.place for part in parts if not part.is_held)
+        return loops.undone(files, kind, parts, target)
+
     BlockCache.undone, BlockCache.counts, BlockCache._decoded = decode, decoded, counted
+    loops.undone, loops.read_together = loops.read_together, together
 
 
 def _counted_decodes():
     from pipeline.codecs.block_cache import BlockCache
+    from pipeline.formats.image.zarr import together
 
-    BlockCache._decoded = BlockCache.undone
+    BlockCache._decoded, together.read_together = BlockCache.undone, together.undone
     return dict(BlockCache.counts)
 
 

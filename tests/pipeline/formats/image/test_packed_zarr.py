@@ -12,8 +12,6 @@ from zarr.codecs import BloscCodec, ZstdCodec
 
 from pipeline.errors import InputError
 from pipeline.formats.image import Region, open_image
-from pipeline.formats.image.zarr import packed_chunks
-from pipeline.formats.image.zarr import reader as reader_module
 from tests.pipeline.unpacking import unpack
 
 SHAPE, CHUNK = (211, 307), (53, 101)
@@ -108,6 +106,35 @@ def test_what_only_the_processor_decodes(tmp_path, compressors):
     assert not check(tmp_path / "a.zarr", image, Region.whole(SHAPE))
 
 
+@pytest.mark.parametrize("fault", ["link", "long", "folder"])
+def test_files_that_do_not_open_are_left_to_the_processor(tmp_path, fault):
+    image = samples("uint16")
+    array = zarr.create_array(
+        tmp_path / "a.zarr",
+        shape=SHAPE,
+        chunks=CHUNK,
+        dtype="uint16",
+        fill_value=3,
+        compressors=BloscCodec(cname="lz4"),
+    )
+    array[:] = image
+    chunk = tmp_path / "a.zarr" / "c" / "1" / "1"
+    data = chunk.read_bytes()
+    chunk.unlink()
+    image[53:106, 101:202] = 3
+    assert check(tmp_path / "a.zarr", image, Region.whole(SHAPE))  # a chunk that is not stored
+    if fault == "link":
+        chunk.symlink_to("nowhere")
+    elif fault == "long":
+        chunk.write_bytes(data * 3)
+    else:
+        chunk.mkdir()
+    with open_image(tmp_path / "a.zarr") as reader:
+        assert reader.read_packed(Region.whole(SHAPE), np.empty(2 * image.nbytes + (1 << 20), np.uint8)) is None
+        with pytest.raises(InputError, match="1/1"):
+            reader.read(Region.whole(SHAPE), np.empty(SHAPE, np.uint16))
+
+
 def test_a_full_memory_leaves_the_region_to_the_processor(tmp_path):
     image = samples("uint16")
     array = zarr.create_array(
@@ -173,38 +200,3 @@ def test_longer_streams_are_not_read_for_a_device(tmp_path, columns):
     array[...] = 7
     with open_image(tmp_path / "a.zarr") as reader:
         assert reader.packs == (columns == 512)
-
-
-@pytest.mark.parametrize("damage", [None, "missing", "cut", "link"])
-def test_chunk_files_are_gathered_in_one_call_and_others_one_by_one(tmp_path, monkeypatch, damage):
-    """Of files that are not as usual, `pack_chunk` knows what is wrong, if anything is."""
-    image, alone, one = samples("uint16"), [], packed_chunks.pack_chunk
-    array = zarr.open_array(
-        tmp_path / "a.zarr", mode="w", shape=SHAPE, chunks=CHUNK, dtype="uint16", zarr_format=2, fill_value=5,
-        compressor=numcodecs.Blosc("lz4", blocksize=1000),
-    )  # fmt: skip
-    array[...] = image
-    chunk = tmp_path / "a.zarr/1.1"
-    if damage == "missing":
-        chunk.unlink()
-        image[53:106, 101:202] = 5
-    elif damage == "cut":
-        chunk.write_bytes(chunk.read_bytes()[:-1])
-    elif damage == "link":
-        chunk.unlink()
-        chunk.symlink_to("nowhere")
-
-    def counted(packing, files, place, *others):
-        alone.append(place)
-        one(packing, files, place, *others)
-
-    monkeypatch.setattr(reader_module, "pack_chunk", counted)
-    for region in regions(SHAPE):
-        alone.clear()
-        if damage in ("cut", "link"):
-            with pytest.raises(InputError, match=r"chunk 1/1|1\.1"):
-                check(tmp_path / "a.zarr", image, region)
-            assert alone == [(1, 1)]
-        else:
-            assert check(tmp_path / "a.zarr", image, region)
-            assert alone == []

@@ -525,7 +525,7 @@ def test_parts_of_a_file_are_encoded_once(
         return write_together(*given)
 
     monkeypatch.setattr(ChunkCodec, "encode", counted)
-    monkeypatch.setattr("pipeline.formats.image.zarr.writer.write_together", counted_together)
+    monkeypatch.setattr("pipeline.formats.image.zarr.together.write_together", counted_together)
     writer = Zarr(Storage(chunks=(32,), shards=shards)).create(tmp_path / "a.zarr", header)
     rows = [Region((row, 0), (min(row + 13, 130), 200)) for row in range(0, 130, 13)]
     for band in rows:
