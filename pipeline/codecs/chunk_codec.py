@@ -137,9 +137,11 @@ def _encoded(stage: Stage, data: Any) -> NDArray[np.uint8]:
         return np.frombuffer(data.tobytes() + checksum(data), np.uint8)
     if stage.name == "blosc":
         room: Any = scratch("encoded", len(data) + _BLOSC_OVERHEAD_BYTES)
+        # It shuffles by the array's own size of items, whatever `typesize` says.
+        items = data.view(f"u{options['typesize']}" if options["typesize"] <= 8 else "c16")
         found: Any = imagecodecs.blosc_encode(
-            data, options["clevel"], compressor=options["cname"], shuffle=options["shuffle"],
-            typesize=options["typesize"], blocksize=options.get("blocksize", 0), numthreads=1, out=room,
+            items, options["clevel"], compressor=options["cname"], shuffle=options["shuffle"],
+            blocksize=options.get("blocksize", 0), numthreads=1, out=room,
         )  # fmt: skip
         encoded: NDArray[np.uint8] = room[: len(found)]
         return encoded

@@ -100,19 +100,19 @@ def _decompress(context: Any, function: Any, source: Any, target: Any, target_by
 @intrinsic  # type: ignore[untyped-decorator]
 def _compress(
     context: Any, function: Any, level: Any, shuffle: Any, typesize: Any, nbytes: Any, source: Any, target: Any,
-    target_bytes: Any, codec: Any,
+    target_bytes: Any, codec: Any, block_bytes: Any,
 ) -> Any:  # fmt: skip
-    """`blosc_compress_ctx` at an address, with one thread and its own choice of block size."""
+    """`blosc_compress_ctx` at an address, with one thread."""
 
     def generate(_: Any, builder: Any, __: Any, given: Any) -> Any:
         word, half = ir.IntType(64), ir.IntType(32)
         kind = ir.FunctionType(half, (half, half, word, word, word, word, word, word, word, half))
         function, level, shuffle, *others = given
         level, shuffle = builder.trunc(level, half), builder.trunc(shuffle, half)
-        call = (level, shuffle, *others, ir.Constant(word, 0), ir.Constant(half, 1))
+        call = (level, shuffle, *others, ir.Constant(half, 1))
         return builder.call(builder.inttoptr(function, kind.as_pointer()), call)
 
-    return types.int32(*[types.int64] * 9), generate
+    return types.int32(*[types.int64] * 10), generate
 
 
 @functools.cache
@@ -382,11 +382,11 @@ def _write_file(
             _copy(samples.ctypes.data + row[INSIDE], strides[1], source, strides[0], extents, itemsize)
             source = samples.ctypes.data
         if kind == BLOSC:
-            level, shuffle = options[0], options[1]
+            level, shuffle, block_bytes = options
             nbytes = np.int64(
                 _compress(
                     encoder, level, shuffle, itemsize, nbytes, source, encoded.ctypes.data, len(encoded),
-                    codec.ctypes.data,
+                    codec.ctypes.data, block_bytes,
                 )
             )  # fmt: skip
             source = encoded.ctypes.data
@@ -405,7 +405,7 @@ def write_chunks(
 
     folder    : below which the files' folders, PARENT, must exist; no link is followed
     begun     : the folder of unfinished files; `temporary`: a name there, of this thread, until a file is whole
-    options   : level and shuffle of Blosc; `codec`: its name, which ends with 0
+    options   : level, shuffle and bytes of a block (0: its choice) of Blosc; `codec`: its name, which ends with 0
     The others are as `read_chunks` has them; of ENCODED chunks, PART and LENGTH are the bytes. What a chunk has beyond
     its part is zero.
     """
