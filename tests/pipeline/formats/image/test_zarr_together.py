@@ -239,3 +239,21 @@ def test_files_are_old_or_new_after_a_kill(tmp_path: Path) -> None:
         stored = np.frombuffer(each.read_bytes(), np.uint16)
         assert stored.size == 256
         assert len(set(stored.tolist())) == 1
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "float64"])
+@pytest.mark.parametrize("compression", ["lz4", "zstd"])
+def test_encoders_together_and_alone_make_the_same_shuffled_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compression: str, dtype: str
+) -> None:
+    samples = np.random.default_rng(0).normal(20, 2, (700, 700)).astype(dtype)
+    header, files = ImageHeader(shape=samples.shape, axes="YX", dtype=samples.dtype), []
+    for kind in (kind_of, lambda array: None):
+        monkeypatch.setattr("pipeline.formats.image.zarr.writer.kind_of", kind)
+        path = tmp_path / f"{len(files)}.zarr"
+        made = Zarr(Storage(chunks=(600,), compression=compression)).create(path, header)
+        made.write(Region.whole(samples.shape), samples)
+        made.publish()
+        files.append((path / "0" / "c" / "0" / "0").read_bytes())
+    assert files[0] == files[1]
+    assert files[0][3] == samples.itemsize
