@@ -95,7 +95,7 @@ def killed_at(step, folder, output, job):
 
 
 @pytest.mark.parametrize(
-    ("output", "first", "job"), [("out.npy", 1, "job"), ("out.zarr", 20, "job"), ("out.png", 10, None)]
+    ("output", "first", "job"), [("out.npy", 1, "job"), ("out.zarr", 10, "job"), ("out.png", 10, None)]
 )
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_run_killed_at_any_step_is_completed_by_the_next(tmp_path, output, first, job):

@@ -210,7 +210,7 @@ def test_without_a_scheduler_waiting_ends_and_a_turn_too(tmp_path):
     with cluster(tmp_path) as (scheduler, address, workers), another(HOLDS, address) as process:
         with waiting_gang(workers) as gang:
             scheduler.kill()
-            with pytest.raises(ClusterError, match=f"the scheduler {address} went away: see its log"):
+            with pytest.raises(ClusterError, match=f"the scheduler {address} no longer answers: see its log"):
                 gang.result(20)
         process.stdin.close()
         assert process.wait(30) == 0
