@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
+from typing import Any
 
 
 class Options(argparse.ArgumentParser):
@@ -41,3 +43,13 @@ class Options(argparse.ArgumentParser):
 
     def add_json(self) -> None:
         self.add_argument("--json", type=Path, metavar="FILE", help="write the figures here")
+
+
+def run_parts(parts: Mapping[str, Callable[[argparse.Namespace], Any]], options: argparse.Namespace) -> None:
+    """Measures the parts asked for; prints the figures of each, and writes those so far to the file of --json."""
+    results = {}
+    for part in options.parts:
+        results[part] = parts[part](options)
+        print(part, json.dumps(results[part], indent=2), flush=True)
+        if options.json:
+            options.json.write_text(json.dumps(results))

@@ -6,6 +6,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -67,3 +68,20 @@ def ratio(ours: Rival, theirs: Rival) -> tuple[float, float, float]:
     """Our speed-up: median and band of the ratios by round. Claim it only if the band excludes 1."""
     ratios = [b / a for a, b in zip(ours.seconds, theirs.seconds, strict=True)]
     return (statistics.median(ratios), *band(ratios))
+
+
+def row(rival: Rival, first: Rival, **more: float | None) -> dict[str, Any]:
+    """A rival's figures for --json and `print_row`; `more` are the benchmark's own."""
+    return {
+        "milliseconds": 1e3 * rival.median_s,
+        "band": [1e3 * seconds for seconds in band(rival.seconds)],
+        **more,
+        "first_is_faster_by": ratio(first, rival),
+    }
+
+
+def print_row(name: str, figures: dict[str, Any], *more: str) -> None:
+    low, high = figures["band"]
+    median, least, most = figures["first_is_faster_by"]
+    line = f"  {name:18} {figures['milliseconds']:9.3f} ms ({low:.3f} – {high:.3f})"
+    print("  ".join([line, *more, f"×{median:.2f} ({least:.2f} – {most:.2f})"]), flush=True)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.options import Options
-from benchmarks.rounds import Rival, band, host_seconds, measure, queued_seconds, ratio
+from benchmarks.rounds import Rival, host_seconds, measure, print_row, queued_seconds, row
 from kernels.coulomb import Grid, Scheme, potential
 from kernels.coulomb.cases import useful_pairs, water_box
 from kernels.ewald import DEFAULT_FREE_CUTOFF_ANGSTROM, FarField, Method, box_of, mesh_of, near
@@ -191,15 +191,10 @@ def _result(work: Workload, atoms: Any, rivals: list[Rival], cuda: bool) -> dict
     roots_per_s = inverse_roots()[0] / alone.median_s if alone else None
     rows = {}
     for rival in rivals:
-        if rival is alone:
-            continue
-        rows[rival.name] = {
-            "milliseconds": 1e3 * rival.median_s,
-            "band": [1e3 * seconds for seconds in band(rival.seconds)],
-            "pairs_per_s": pairs / rival.median_s,
-            "fraction_of_roots": pairs / rival.median_s / roots_per_s if roots_per_s else None,
-            "first_is_faster_by": ratio(rivals[0], rival),
-        }
+        if rival is not alone:
+            rate = pairs / rival.median_s
+            fraction = rate / roots_per_s if roots_per_s else None
+            rows[rival.name] = row(rival, rivals[0], pairs_per_s=rate, fraction_of_roots=fraction)
     tested = tested_to_useful(work, atoms) if cuda and work.scheme.name != "direct" else None
     return {"work": work.name, "pairs": pairs, "roots_per_s": roots_per_s, "tested_to_useful": tested, "rows": rows}
 
@@ -210,14 +205,11 @@ def _print(result: dict[str, Any]) -> None:
         print(f"  {result['roots_per_s'] / 1e12:.2f} T inverse roots/s alone")
     if result["tested_to_useful"]:
         print(f"  {result['tested_to_useful']:.2f} pairs computed by tiles for each useful one")
-    for name, row in result["rows"].items():
-        low, high = row["band"]
-        line = f"  {name:13} {row['milliseconds']:9.3f} ms ({low:.3f} – {high:.3f})"
-        line += f"  {row['pairs_per_s'] / 1e9:8.3g} G pairs/s"
-        if row["fraction_of_roots"]:
-            line += f"  {row['fraction_of_roots']:.3f} of the roots"
-        median, least, most = row["first_is_faster_by"]
-        print(f"{line}  ×{median:.2f} ({least:.2f} – {most:.2f})", flush=True)
+    for name, figures in result["rows"].items():
+        more = [f"{figures['pairs_per_s'] / 1e9:8.3g} G pairs/s"]
+        if figures["fraction_of_roots"]:
+            more.append(f"{figures['fraction_of_roots']:.3f} of the roots")
+        print_row(name, figures, *more)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ kills  seconds from kill -9 of a random rank at a random time to the gang's resu
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 import os
 import random
@@ -26,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.options import Options
+from benchmarks.options import Options, run_parts
 from pipeline.cluster.communicators.base import Communicator
 from pipeline.cluster.communicators.deterministic import fixed_tree_sum
 from pipeline.cluster.communicators.nccl import NcclCommunicator, connect_nccl
@@ -348,12 +347,7 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=20, help="number of ranks to kill")
     parser.add_json()
     options = parser.parse_args()
-    results = {}
-    for part in options.parts:
-        results[part] = PARTS[part](options)
-        print(part, json.dumps(results[part], indent=2), flush=True)
-        if options.json:
-            options.json.write_text(json.dumps(results))
+    run_parts(PARTS, options)
 
 
 if __name__ == "__main__":

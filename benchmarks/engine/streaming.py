@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.options import Options
+from benchmarks.options import Options, run_parts
 from kernels.smoothing import box, gaussian
 from pipeline.engine.device_pipeline import DevicePipeline, slot_bytes
 from pipeline.engine.devices.buffers import allocate_cuda_slot
@@ -329,12 +329,7 @@ def main() -> None:
     if options.parts == ["one"]:
         print(json.dumps(measure_one(options)))
         return
-    results = {}
-    for part in options.parts:
-        results[part] = PARTS[part](options)
-        print(part, json.dumps(results[part], indent=2), flush=True)
-    if options.json:
-        options.json.write_text(json.dumps(results))
+    run_parts(PARTS, options)
 
 
 if __name__ == "__main__":

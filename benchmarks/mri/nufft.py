@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.options import Options
-from benchmarks.rounds import Rival, band, measure, queued_seconds, ratio
+from benchmarks.rounds import Rival, measure, print_row, queued_seconds, row
 from kernels.nufft import Nufft, Toeplitz, toeplitz_kernel
 from kernels.nufft.cases import radial, random_values
 
@@ -193,13 +193,12 @@ def main() -> None:
 def _result(work: Workload, direction: str, rivals: list[Rival]) -> dict[str, Any]:
     copy = next((rival for rival in rivals if rival.name == COPY), None)
     rows = {
-        rival.name: {
-            "milliseconds": 1e3 * rival.median_s,
-            "band": [1e3 * seconds for seconds in band(rival.seconds)],
-            "samples_per_s": work.coils * work.points / rival.median_s,
-            "copy_fraction": copy.median_s / rival.median_s if copy else None,
-            "first_is_faster_by": ratio(rivals[0], rival),
-        }
+        rival.name: row(
+            rival,
+            rivals[0],
+            samples_per_s=work.coils * work.points / rival.median_s,
+            copy_fraction=copy.median_s / rival.median_s if copy else None,
+        )
         for rival in rivals
         if rival is not copy
     }
@@ -208,14 +207,11 @@ def _result(work: Workload, direction: str, rivals: list[Rival]) -> dict[str, An
 
 def _print(result: dict[str, Any]) -> None:
     print(f"\n{result['work']}")
-    for name, row in result["rows"].items():
-        low, high = row["band"]
-        line = f"  {name:18} {row['milliseconds']:9.3f} ms ({low:.3f} – {high:.3f})"
-        line += f"  {row['samples_per_s'] / 1e6:8.4g} M samples/s"
-        if row["copy_fraction"]:
-            line += f"  {row['copy_fraction']:.3f} of the copy"
-        median, least, most = row["first_is_faster_by"]
-        print(f"{line}  ×{median:.2f} ({least:.2f} – {most:.2f})", flush=True)
+    for name, figures in result["rows"].items():
+        more = [f"{figures['samples_per_s'] / 1e6:8.4g} M samples/s"]
+        if figures["copy_fraction"]:
+            more.append(f"{figures['copy_fraction']:.3f} of the copy")
+        print_row(name, figures, *more)
 
 
 if __name__ == "__main__":

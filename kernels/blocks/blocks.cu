@@ -9,9 +9,6 @@
 //
 //   decode_lz4     : a warp a stream (lz4.cuh)
 //   copy_streams   : bytes that the file holds as they are
-//   check_streams  : the first stream that did not decode to its size
-//   check_sums     : the same by the checksums of zlib streams, which follow them (Adler-32, RFC 1950)
-//   add_rows<T>    : differences along rows to samples (TIFF's horizontal predictor), a warp a row
 //   place<T>       : a thread a sample, from its block to its place in the region; samples outside it are skipped
 //   cut<T>         : a thread a sample, from the region to its shuffled block
 //   measure_chunks : where the encoded streams go in Blosc chunks, and the chunks' sizes; one thread block in all
@@ -54,62 +51,6 @@ extern "C" __global__ void copy_streams(Streams streams) {
     u8* target = reinterpret_cast<u8*>(streams.targets[blockIdx.x]);
     u64 bytes = streams.target_bytes[blockIdx.x], step = u64(gridDim.y) * blockDim.x;
     for (u64 i = u64(blockIdx.y) * blockDim.x + threadIdx.x; i < bytes; i += step) target[i] = source[i];
-}
-
-// `fault` becomes the smallest index of a stream that failed; it is larger than every index before.
-extern "C" __global__ void check_streams(
-    Streams streams, const int* statuses, const u64* decoded, int count, int* fault
-) {
-    int i = blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < count && (statuses[i] != 0 || decoded[i] != streams.target_bytes[i])) atomicMin(fault, i);
-}
-
-extern "C" __global__ void check_sums(Streams streams, int* fault) {
-    constexpr u64 MODULUS = 65521;
-    const u8* bytes = reinterpret_cast<const u8*>(streams.targets[blockIdx.x]);
-    u64 count = streams.target_bytes[blockIdx.x], plain = 0, weighted = 0;  // at most 2^30 bytes
-    for (u64 i = threadIdx.x; i < count; i += blockDim.x) {
-        plain += bytes[i];
-        weighted += (count - i) % MODULUS * bytes[i];
-    }
-    __shared__ u64 sums[2];
-    if (threadIdx.x < 2) sums[threadIdx.x] = 0;
-    __syncthreads();
-    atomicAdd(&sums[0], plain % MODULUS);
-    atomicAdd(&sums[1], weighted % MODULUS);
-    __syncthreads();
-    if (threadIdx.x > 0) return;
-    const u8* stored = reinterpret_cast<const u8*>(streams.sources[blockIdx.x] + streams.source_bytes[blockIdx.x]);
-    u64 low = (1 + sums[0]) % MODULUS, high = (count + sums[1]) % MODULUS;
-    u64 expected = u64(stored[0]) << 24 | u64(stored[1]) << 16 | u64(stored[2]) << 8 | stored[3];
-    if ((high << 16 | low) != expected) atomicMin(fault, int(blockIdx.x));
-}
-
-// Blocks of rows of `columns` pixels of `samples`, aligned to a sample.
-template <typename T>
-__global__ void add_rows(u8* decoded, const Block* blocks, int columns, int samples) {
-    constexpr unsigned ALL = 0xffffffffu;
-    const Block b = blocks[blockIdx.x];
-    if (b.source == FILL) return;
-    int length = columns * samples, rows = b.bytes / (length * sizeof(T)), lane = threadIdx.x % 32;
-    for (int row = blockIdx.y * (blockDim.x / 32) + threadIdx.x / 32; row < rows; row += gridDim.y * (blockDim.x / 32)) {
-        T* line = reinterpret_cast<T*>(decoded + b.source) + i64(row) * length;
-        for (int sample = 0; sample < samples; ++sample) {
-            T before = 0;
-            for (int first = 0; first < columns; first += 32) {
-                T* at = line + i64(first + lane) * samples + sample;
-                bool inside = first + lane < columns;
-                T sum = inside ? *at : T(0);
-                for (int by = 1; by < 32; by *= 2) {
-                    T other = __shfl_up_sync(ALL, sum, by);
-                    if (lane >= by) sum += other;
-                }
-                sum += before;
-                if (inside) *at = sum;
-                before = __shfl_sync(ALL, sum, 31);
-            }
-        }
-    }
 }
 
 __device__ u8 byte_of(const u8* block, const Block& b, unsigned k) {

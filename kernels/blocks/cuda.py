@@ -55,28 +55,6 @@ def encode_lz4(streams: Streams, count: int, stream: Any) -> None:
     kernel("blocks", "encode_lz4").launch((count,), (32,), (streams,), stream=stream)
 
 
-def check_streams(streams: Streams, statuses: Any, decoded: Any, count: int, fault: Any, stream: Any) -> None:
-    """Lower `fault`, an int32, to the index of the first stream whose status or decoded bytes are wrong."""
-    if count:
-        args = (streams, statuses, decoded, ctypes.c_int(count), fault)
-        kernel("blocks", "check_streams").launch((blocks_of(count, THREADS),), (THREADS,), args, stream=stream)
-
-
-def check_sums(streams: Streams, count: int, fault: Any, stream: Any) -> None:
-    """As `check_streams`, by the checksums of zlib."""
-    if count:
-        kernel("blocks", "check_sums").launch((count,), (THREADS,), (streams, fault), stream=stream)
-
-
-def add_rows(decoded: Any, blocks: Any, itemsize: int, row: tuple[int, int], longest: int, stream: Any) -> None:
-    """Sum the samples of blocks along their rows. row: columns and samples of a pixel; longest: bytes of a block."""
-    columns, samples = row
-    rows = blocks_of(longest, columns * samples * itemsize)
-    grid = (blocks.nbytes // 32, min(blocks_of(rows, THREADS // 32), 65_535))
-    args = (decoded, blocks, ctypes.c_int(columns), ctypes.c_int(samples))
-    kernel("blocks", f"add_rows<{TYPES[itemsize]}>").launch(grid, (THREADS,), args, stream=stream)
-
-
 def place(decoded: Any, blocks: Any, origins: Any, region: Any, places: Places, *, stream: Any = None) -> None:
     """Fill `region` from blocks: undo their shuffle and move each sample to its place; those outside are skipped.
 
@@ -156,9 +134,7 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType(
             entries=(
                 "copy_streams",
                 "decode_lz4",
-                "check_streams",
-                "check_sums",
-                *(f"{step}<{name}>" for step in ("add_rows", "place") for name in TYPES.values()),
+                *(f"place<{name}>" for name in TYPES.values()),
             ),
             run=lambda task: place(*task),
         ),

@@ -76,11 +76,8 @@ def _devices() -> Iterator[Finding]:
 def _device_codecs() -> Finding:
     from pipeline.codecs import nvcomp
 
-    found = "LZ4"
-    if nvcomp.version() is not None:
-        found += f"; nvCOMP {nvcomp.version()} encodes Zstandard"
-        found += ", and decodes it and deflate" if nvcomp.is_trusted() else " (decodes only with MILLRACE_GPU_CODECS=1)"
-    return Finding("GPU codecs", found, None)
+    version = nvcomp.version()
+    return Finding("GPU codecs", "LZ4" if version is None else f"LZ4, and Zstandard encoded by nvCOMP {version}", None)
 
 
 def _memory() -> Finding:

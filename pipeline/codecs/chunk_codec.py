@@ -137,11 +137,11 @@ def _encoded(stage: Stage, data: Any) -> NDArray[np.uint8]:
         return np.frombuffer(data.tobytes() + checksum(data), np.uint8)
     if stage.name == "blosc":
         room: Any = scratch("encoded", len(data) + _BLOSC_OVERHEAD_BYTES)
-        # It shuffles by the array's own size of items, whatever `typesize` says.
-        items = data.view(f"u{options['typesize']}" if options["typesize"] <= 8 else "c16")
+        size = options["typesize"]
+        samples = data.view(f"V{size}") if len(data) % size == 0 else data  # imagecodecs shuffles items of the array
         found: Any = imagecodecs.blosc_encode(
-            items, options["clevel"], compressor=options["cname"], shuffle=options["shuffle"],
-            blocksize=options.get("blocksize", 0), numthreads=1, out=room,
+            samples, options["clevel"], compressor=options["cname"], shuffle=options["shuffle"],
+            typesize=size, blocksize=options.get("blocksize", 0), numthreads=1, out=room,
         )  # fmt: skip
         encoded: NDArray[np.uint8] = room[: len(found)]
         return encoded

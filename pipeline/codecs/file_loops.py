@@ -382,7 +382,7 @@ def _write_file(
             _copy(samples.ctypes.data + row[INSIDE], strides[1], source, strides[0], extents, itemsize)
             source = samples.ctypes.data
         if kind == BLOSC:
-            level, shuffle, block_bytes = options
+            level, shuffle, block_bytes = options[0], options[1], options[2]
             nbytes = np.int64(
                 _compress(
                     encoder, level, shuffle, itemsize, nbytes, source, encoded.ctypes.data, len(encoded),
@@ -405,7 +405,7 @@ def write_chunks(
 
     folder    : below which the files' folders, PARENT, must exist; no link is followed
     begun     : the folder of unfinished files; `temporary`: a name there, of this thread, until a file is whole
-    options   : level, shuffle and bytes of a block (0: its choice) of Blosc; `codec`: its name, which ends with 0
+    options   : level, shuffle and bytes of a block of Blosc, 0: its own choice; `codec`: its name, which ends with 0
     The others are as `read_chunks` has them; of ENCODED chunks, PART and LENGTH are the bytes. What a chunk has beyond
     its part is zero.
     """

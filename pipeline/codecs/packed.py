@@ -17,19 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels.blocks import AXES, BLOCK, FILL, NO_SHUFFLE, Places
-from pipeline.codecs import nvcomp
-from pipeline.codecs.blosc import CODECS, HEADER_BYTES, BloscHeader
+from pipeline.codecs.blosc import HEADER_BYTES, LZ4, BloscHeader
 
 _ALIGNMENT_BYTES = 256
-# A stream of a codec is decoded by a warp: much larger ones leave the GPU idle, and the processor is faster.
+# A stream is decoded by a warp: much larger ones leave the GPU idle, and the processor is faster.
 LONGEST_STREAM_BYTES = 1 << 20
 
 Memory = NDArray[np.uint8]
-
-
-def is_decoded(codec: str) -> bool:
-    """Whether a GPU decodes streams of a codec."""
-    return codec == "lz4" or (codec in ("zstd", "deflate") and nvcomp.is_trusted())
 
 
 class NotPackedError(Exception):
@@ -40,24 +34,20 @@ class NotPackedError(Exception):
 class PackedBlocks:
     """What a device needs to know of the memory.
 
-    codec         : lz4, zstd or deflate: of raw streams without any framing
-    nbytes        : of the memory that are used
-    encoded       : the number of encoded streams; those after them are stored as they are
-    longest       : the most decoded bytes of an encoded, and of any other stream
-    tables        : offsets of the streams (see `streams`), the blocks and the chunks' origins
-    counts        : the number of streams, blocks and chunks
-    decoded_bytes : of all streams side by side
-    view          : of the array that the blocks fill, NumPy's or CuPy's, with the axes of the file's chunks
-    target        : the part of the chunk's array that is this array
-    complete      : fills the rest of the chunk's array
-    differences   : columns and samples of a pixel, of blocks whose samples are differences from the one before in
-                    their row; None: they are not
+    nbytes         : of the memory that are used
+    encoded        : the number of raw streams of LZ4; those after them are stored as they are
+    longest_stored : the most bytes of one of those
+    tables         : offsets of the streams (see `streams`), the blocks and the chunks' origins
+    counts         : the number of streams, blocks and chunks
+    decoded_bytes  : of all streams side by side
+    view           : of the array that the blocks fill, NumPy's or CuPy's, with the axes of the file's chunks
+    target         : the part of the chunk's array that is this array
+    complete       : fills the rest of the chunk's array
     """
 
-    codec: str
     nbytes: int
     encoded: int
-    longest: tuple[int, int]
+    longest_stored: int
     tables: tuple[int, int, int]
     counts: tuple[int, int, int]
     decoded_bytes: int
@@ -65,7 +55,6 @@ class PackedBlocks:
     view: Callable[[Any], Any]
     target: tuple[slice, ...] | None = None
     complete: Callable[[Any], None] | None = None
-    differences: tuple[int, int] | None = None
 
     def streams(self, memory: Memory) -> NDArray[np.uint64]:
         """(4, streams): where each begins in the memory, its bytes, where it goes in the decoded bytes, and its bytes
@@ -107,7 +96,6 @@ class Packing:
         """`memory`: aligned to 8 bytes; `chunk`, `itemsize`: of the file's chunks, of `AXES` axes at most."""
         self._memory = memory
         self._chunk, self._itemsize, self._fill_value = chunk, itemsize, fill_value
-        self._codec: str | None = None
         self._used = self._decoded_bytes = 0
         self._encoded: list[NDArray[np.uint64]] = []
         self._stored: list[NDArray[np.uint64]] = []
@@ -139,16 +127,13 @@ class Packing:
             stored=_streams([at], [nbytes], [to], [nbytes]),
         )  # fmt: skip
 
-    def add_streams(
-        self, origins: Sequence[tuple[int, ...]], codec: str, at: Any, nbytes: Any, decoded_bytes: int
-    ) -> None:
-        """Chunks of `decoded_bytes` that are one encoded stream each: `at` in the memory, of `nbytes`."""
-        self._use(codec, decoded_bytes)
-        room, count = -(-decoded_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES, len(origins)
-        to, sizes = self._room(room * count) + room * np.arange(count), np.full(count, decoded_bytes)
-        blocks = _blocks(to, np.zeros(count, np.int64), sizes, 1, NO_SHUFFLE)
-        blocks["chunk"] = np.arange(count)
-        self._add(origins, blocks, encoded=_streams(at, nbytes, to, sizes))
+    def add_stream(self, origin: tuple[int, ...], at: int, nbytes: int, decoded_bytes: int) -> None:
+        """A chunk of `decoded_bytes` that is one stream of LZ4: `at` in the memory, of `nbytes`."""
+        to = self._room(decoded_bytes)
+        self._add(
+            [origin], _blocks(np.array([to]), np.array([0]), np.array([decoded_bytes]), 1, NO_SHUFFLE),
+            encoded=_streams([at], [nbytes], [to], [decoded_bytes]),
+        )  # fmt: skip
 
     def add_blosc(self, origin: tuple[int, ...], header: BloscHeader, at: int, ends: int, numbers: range,
                   starts: Sequence[int] | None = None) -> None:  # fmt: skip
@@ -158,14 +143,14 @@ class Packing:
         ends   : the chunk's byte after the last that the memory holds
         starts : of these blocks, in the chunk; None: the memory holds the chunk with its table
         """
-        if header.codec not in CODECS:
+        if header.codec != LZ4:
             raise NotPackedError(f"Blosc's codec {header.codec}")
         self._require_whole_samples(header.block_bytes, header.nbytes)
         with self._lock:
             chunk = len(self._origins)
             self._origins.append(origin)
             self._blosc_chunks.append(
-                (chunk, header.nbytes, header.block_bytes, header.typesize, header.shuffle, header.splits, header.codec,
+                (chunk, header.nbytes, header.block_bytes, header.typesize, header.shuffle, header.splits,
                  header.table_end, at, ends, numbers.start, len(numbers), starts is None)
             )  # fmt: skip
             self._starts += starts if starts is not None else [0] * len(numbers)
@@ -175,9 +160,9 @@ class Packing:
         if not self._blosc_chunks:
             return
         columns = np.array(self._blosc_chunks, np.int64).T
-        counts = columns[11]
+        counts = columns[10]
         of_chunk, first_block = np.repeat(np.arange(len(counts)), counts), np.repeat(np.cumsum(counts) - counts, counts)
-        chunk, nbytes, block_bytes, typesize, shuffle, splits, codec, table_end, at, ends, first, _, has_table = (
+        chunk, nbytes, block_bytes, typesize, shuffle, splits, table_end, at, ends, first, _, has_table = (
             column[of_chunk] for column in columns
         )
         within = np.arange(len(of_chunk)) - first_block
@@ -187,10 +172,9 @@ class Packing:
         begins[table] = self._numbers(at[table] + HEADER_BYTES + 4 * number[table])
         sizes = np.minimum(block_bytes, nbytes - number * block_bytes)
         splits = np.where((splits > 0) & (sizes == block_bytes), typesize, 1)
-        if np.any(sizes % splits) or np.any(codec != codec[0]):
-            raise NotPackedError("blocks that split unevenly, or several codecs")
         decoded = sizes // splits
-        self._use(CODECS[int(codec[0])], int(decoded.max()))
+        if np.any(sizes % splits) or int(decoded.max()) > LONGEST_STREAM_BYTES:
+            raise NotPackedError("blocks that split unevenly, or long streams")
         room = -(-columns[2] * counts // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
         targets = (self._room(int(room.sum())) + np.cumsum(room) - room)[of_chunk] + within * block_bytes
         if np.any(begins < table_end):
@@ -214,7 +198,7 @@ class Packing:
         self._encoded.append(streams[:, ~is_stored])
         self._stored.append(streams[:, is_stored])
 
-    def packed(self, differences: tuple[int, int] | None = None) -> PackedBlocks:
+    def packed(self) -> PackedBlocks:
         """Write the tables behind the bytes. NotPackedError if they do not fit, or a block is damaged."""
         self._look_at_blosc()
         streams = np.concatenate([np.zeros((4, 0), np.uint64), *self._encoded, *self._stored], axis=1)
@@ -226,16 +210,13 @@ class Packing:
             first, room = self.take(table.nbytes)
             room[:] = np.ascontiguousarray(table).reshape(-1).view(np.uint8)
             tables.append(first)
-        if self._codec != "lz4" and self._used + int(streams[3, :encoded].max(initial=0)) > len(self._memory):
-            # nvCOMP may read as far beyond a damaged stream's end as it decodes to.
-            raise NotPackedError("streams at the memory's end")
-        longest = tuple(int(each.max()) if each.size else 0 for each in (streams[3, :encoded], streams[3, encoded:]))
+        longest = int(streams[3, encoded:].max(initial=0))
         return PackedBlocks(
-            codec=self._codec or "lz4", nbytes=self._used, encoded=encoded, longest=(longest[0], longest[1]),
+            nbytes=self._used, encoded=encoded, longest_stored=longest,
             tables=(tables[0], tables[1], tables[2]), counts=(streams.shape[1], len(blocks), len(origins)),
             decoded_bytes=self._decoded_bytes,
             places=Places(chunk=self._chunk, fill_value=self._fill_value, longest=int(blocks["bytes"].max())),
-            view=lambda array: array, differences=differences,
+            view=lambda array: array,
         )  # fmt: skip
 
     def _add(self, origins: Sequence[tuple[int, ...]], blocks: Any, encoded: Any = None, stored: Any = None) -> None:
@@ -255,14 +236,6 @@ class Packing:
             first = self._decoded_bytes
             self._decoded_bytes += -(-nbytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
         return first
-
-    def _use(self, codec: str, longest: int) -> None:
-        if longest > LONGEST_STREAM_BYTES or not is_decoded(codec):
-            raise NotPackedError(f"{codec} streams of {longest:,} bytes")
-        with self._lock:
-            if self._codec not in (None, codec):
-                raise NotPackedError("several codecs")
-            self._codec = codec
 
     def _require_whole_samples(self, *sizes: int) -> None:
         if any(size % self._itemsize for size in sizes):

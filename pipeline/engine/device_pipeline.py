@@ -18,8 +18,6 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import Self, TypeVar
 
-import numpy as np
-
 from kernels.runtime.threads import Interrupted, interruptible
 from pipeline import metrics
 from pipeline.codecs.packed import ChunkForm
@@ -125,7 +123,6 @@ class DevicePipeline:
         self._failed = threading.Event()
         self._is_ending = False
         self._passages: set[_Passage] = set()
-        self._unpacking: dict[int, Chunk] = {}  # those that the device decodes, by index
         self._steps: dict[int, tuple[int, float]] = {}  # by thread: the chunk in its hands, and since when
         self._stepped_at = time.monotonic()
         self._lock = threading.Lock()
@@ -176,12 +173,6 @@ class DevicePipeline:
         finally:
             late.cancel()
             self._fail(error)
-
-    def read_again(self) -> None:
-        """After the device failed: read the chunks that it was decoding. A damaged block can stop a GPU, and the
-        processor's decoder names it."""
-        for chunk in self._unpacking.values():
-            self._job.read(chunk, [np.empty(each.shape, each.dtype) for each in chunk.inputs])
 
     def stream(
         self,
@@ -291,10 +282,7 @@ class DevicePipeline:
         slot.packed = None if job is None else job.read_packed(chunk, slot.room)
         if slot.packed is not None:
             record.add("read", chunk.index, began, time.perf_counter(), chunk.input_bytes)
-            self._unpacking[chunk.index] = chunk
-            is_unpacked = self._device.unpack(chunk, slot)
-            del self._unpacking[chunk.index]
-            if is_unpacked:
+            if self._device.unpack(chunk, slot):
                 return
             slot.packed, began = None, time.perf_counter()
         self._job.read(chunk, slot.inputs(chunk))  # a damaged block raises its error here

@@ -28,7 +28,6 @@ from pipeline.engine.receipt import make_receipt, write_receipt
 from pipeline.engine.stages import StageRecord
 from pipeline.errors import (
     AuditError,
-    DeviceError,
     OutOfDeviceMemory,
     OutputError,
     ParameterError,
@@ -353,14 +352,10 @@ def stream_on_device(job: PlannedJob, plan: Plan, ledger: Ledger, events: RunEve
     with Checkpoints(ledger, job.output, device.name, has_iterates=iterating is not None) as checkpoints:
         slots = min(device.ring_depth, len(plan.chunks))
         pipeline = DevicePipeline(device, job.output, job.slot_bytes(plan), slots=slots)
-        try:
-            with pipeline:
-                record = StageRecord()
-                events.on_begun(record)
-                return pipeline.stream(plan.chunks, note, record=record)
-        except DeviceError:
-            pipeline.read_again()
-            raise
+        with pipeline:
+            record = StageRecord()
+            events.on_begun(record)
+            return pipeline.stream(plan.chunks, note, record=record)
 
 
 def _stream(

@@ -140,6 +140,25 @@ def test_coils_from_the_host_make_the_same_bits(tmp_path, monkeypatch, maps):
     np.testing.assert_array_equal(found[2], found[0])
 
 
+@pytest.mark.parametrize("kind", ["tv-time,llr", "basis"])
+def test_images_that_are_one_problem_take_coils_from_the_host(tmp_path, monkeypatch, kind):
+    source, options = (
+        volume(tmp_path / "a.npz", 20, 18),
+        options_with_maps(tmp_path) | {"frames": 10, "strength": "0.01"},
+    )
+    options["regularizer"] = "llr" if kind == "basis" else kind
+    if kind == "basis":
+        np.save(tmp_path / "basis.npy", np.linalg.qr(np.random.default_rng(1).normal(size=(4, 3)))[0])
+        options["basis"] = str(tmp_path / "basis.npy")
+    original = mri_volume.plan_residency
+    with monkeypatch.context() as patch:
+        patch.setattr(mri_volume, "plan_residency", lambda coils, shape, _: original(coils, shape, 8 * 8000 * 8))
+        found, receipt = images(source, tmp_path / "gpu.npy", device=open_device("cuda:0"), **options)
+    expected, _ = images(source, tmp_path / "cpu.npy", **options)
+    assert "streamed from the host" in receipt["image"]["coil_maps"]
+    assert normalised_error(found, expected) < TOLERANCE
+
+
 def test_off_resonance_of_a_volume(tmp_path):
     r = (np.arange(20) - 10) / 20
     np.save(tmp_path / "field.npy", 100 * np.exp(-(r[:, None, None] ** 2 + r[:, None] ** 2 + r**2) / 0.05))

@@ -14,7 +14,6 @@ import pytest
 
 from pipeline import cli, stopping
 from pipeline.cli import local as local_commands
-from pipeline.codecs import nvcomp
 
 
 @pytest.fixture
@@ -23,12 +22,6 @@ def own_settings(monkeypatch):
     for name in list(os.environ):
         if name.startswith("MILLRACE_") and name not in ("MILLRACE_CACHE_DIR", "MILLRACE_TEST_DATA"):
             monkeypatch.delenv(name)
-
-
-@pytest.fixture
-def trusted_files(monkeypatch):
-    """Devices decode Zstandard and deflate too."""
-    monkeypatch.setattr(nvcomp, "is_trusted", lambda: True)
 
 
 @pytest.fixture

@@ -24,8 +24,15 @@
 //     |  barrier                                                 before the counts change again
 //   the next row
 //
-// Floors of a result of 15 x 15 (31 x 31), of 4 instructions a multiprocessor and cycle, half of which can be integer:
-//   counting and selecting    EDIT
+// Floors of 8192 x 8192 samples of 16 bits (of 8) on an H200, in ms, by what limits each method: 33 T instructions a second,
+// 16.5 T of integers, 33 TB of shared memory, 5.5 TB of L2. A copy takes 0.066 (0.035).
+//
+//                                15 x 15     31 x 31
+//   these counts                 1.2 (1.1)   1.8 (1.6)   600 and 870 instructions; 370 and 570 bytes of shared memory: 0.8, 1.2
+//   networks (tile.cuh)          1.1 (1.1)   2.7 (2.7)   270 and 650 instructions of integers; of 31 no registers hold the lists
+//   moving windows (ordered.cuh) 1.6 (1.4)   2.7 (2.5)   800 and 1,300 instructions, but shared memory holds few windows
+//   wavelet matrices             160 (80)    160 (80)    2 look-ups of 32 bytes of L2, for each of 13 bits of x, for each bit
+//   histograms of values         none (1.0)  none (1.4)  as these counts without the sort; a column has no room for 2^16 counts
 //
 // Sources: Perreault and Hébert, "Median filtering in constant time" (2007); Satish, Harris and Garland (2009) for the sort.
 #pragma once
@@ -193,12 +200,11 @@ struct Sums {
 
 __device__ inline uint4 plus(uint4 a, uint4 b) { return {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w}; }
 
-// rank_columns: one block a tile. QUADS: as in the task, or 0 for any. SMALL: windows have less than 256 samples. WORDS: a
-// quarter of a bin's places.
-template <typename Sample, int QUADS, bool SMALL, int WORDS>
+// rank_columns: one block a tile. SMALL: windows have less than 256 samples.
+template <typename Sample, bool SMALL>
 __global__ void __launch_bounds__(COLUMN_THREADS) rank_columns(
     const Sample* __restrict__ in, Sample* __restrict__ out, const __grid_constant__ ColumnsTask task, Sample cval) {
-    constexpr int WIDTH = 4 * WORDS;
+    constexpr int WORDS = SMALL ? 4 : 8, WIDTH = 4 * WORDS;  // a bin's places
     extern __shared__ __align__(16) unsigned char memory[];
     const int thread = threadIdx.x;
     const int columns = task.tile_x + task.taps_x - 1, rows = task.tile_y + task.taps_y - 1, total = rows * columns;
@@ -296,7 +302,7 @@ __global__ void __launch_bounds__(COLUMN_THREADS) rank_columns(
 
     // Where the counts of this thread's window are: `quads` by four from the first on, and up to six more.
     constexpr int MOST_PIECES = 6;
-    const int quads = QUADS > 0 ? QUADS : task.quads;
+    const int quads = task.quads;
     const int first_four = (thread + 3) / 4, left = 4 * first_four - thread, whole = (task.taps_x - left) / 4;
     const uint4* by_four = reinterpret_cast<const uint4*>(counts + (columns + first_four) * COLUMN_BYTES);
     const uint4* piece[MOST_PIECES];
@@ -309,7 +315,7 @@ __global__ void __launch_bounds__(COLUMN_THREADS) rank_columns(
                                                          : columns + fours;
         piece[j] = reinterpret_cast<const uint4*>(counts + at * COLUMN_BYTES);
     }
-    const bool is_odd = QUADS > 0 || task.taps_x % 4 == 3;  // three pieces are all
+    const bool is_odd = task.taps_x % 4 == 3;  // three pieces are all
     const auto sum = [&](int vector) {
         Sums<SMALL> sums;
         if constexpr (SMALL) {

@@ -14,6 +14,7 @@
 
 #include "gather.cuh"
 #include "networks.cuh"
+#include "opaque.cuh"
 
 constexpr int CUBE_WARPS = 4;
 
@@ -42,17 +43,29 @@ __global__ void __launch_bounds__(32 * CUBE_WARPS) median_cube(
     const long long out_plane = static_cast<long long>(task.out_length[1]) * task.out_length[2];
     in += rest / task.pieces * task.length[0] * plane;
     out += rest / task.pieces * task.out_length[0] * out_plane;
+    const int plane_bytes = static_cast<int>(plane * sizeof(Sample));  // fewer than 2^31
     const int from_x = border_index(x + task.first[2], task.length[2], task.mode[2]);
-    int from[SIZE + 1];  // in a plane, which has fewer than 2^31 samples
+    const char* row[SIZE + 1];  // of the first plane; null beyond the edge
+    bool is_inside = true;
 #pragma unroll
     for (int k = 0; k <= SIZE; ++k) {
         const int from_y = border_index(y + k + task.first[1], task.length[1], task.mode[1]);
-        from[k] = from_x < 0 || from_y < 0 ? -1 : from_y * task.length[2] + from_x;
+        const bool is_beyond = from_x < 0 || from_y < 0;
+        is_inside = is_inside && !is_beyond;
+        row[k] = opaque(is_beyond ? nullptr : reinterpret_cast<const char*>(in + from_y * task.length[2] + from_x));
     }
     const auto fetch = [&](int z, Sample (&sample)[SIZE + 1]) {
         const int from_z = border_index(z + task.first[0], task.length[0], task.mode[0]);
+        const long long from = static_cast<long long>(from_z) * plane_bytes;
+        if (is_inside && from_z >= 0) {
 #pragma unroll
-        for (int k = 0; k <= SIZE; ++k) sample[k] = from_z < 0 || from[k] < 0 ? cval : in[from_z * plane + from[k]];
+            for (int k = 0; k <= SIZE; ++k) sample[k] = __ldg(reinterpret_cast<const Sample*>(row[k] + from));
+        } else {
+#pragma unroll
+            for (int k = 0; k <= SIZE; ++k)
+                sample[k] = from_z < 0 || row[k] == nullptr ? cval
+                                                            : __ldg(reinterpret_cast<const Sample*>(row[k] + from));
+        }
     };
     const auto aside = [](const auto& lines, int by, auto& found) {
 #pragma unroll

@@ -38,7 +38,7 @@ def applies(task: Task) -> bool:
         and task.taps in [(size,) * 3 for size in SIZES]
         and task.rank.of(task.samples) == task.samples // 2
         and max(axis.length for axis in task.axes) < 1 << 30
-        and task.axes[1].length * task.axes[2].length < 1 << 31
+        and task.axes[1].length * task.axes[2].length * task.dtype.itemsize < 1 << 31
         and math.prod(task.out_shape) < MAX_BLOCKS
     )
 

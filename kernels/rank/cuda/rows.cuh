@@ -114,8 +114,8 @@ __global__ void __launch_bounds__(32 * ROWS_WARPS, Halves<Sample>::BYTES ? 5 : 8
             return raw;
         }
         const long long from = static_cast<long long>(from_y) * pitch;
-        if (is_held) raw.samples = *reinterpret_cast<const uint4*>(own + from);
-        if (loads_edge) raw.edge = *reinterpret_cast<const Sample*>(beside + from);
+        if (is_held) raw.samples = __ldg(reinterpret_cast<const uint4*>(own + from));
+        if (loads_edge) raw.edge = __ldg(reinterpret_cast<const Sample*>(beside + from));
         return raw;
     };
     const auto row_of = [&](const Raw& raw) {
@@ -140,7 +140,8 @@ __global__ void __launch_bounds__(32 * ROWS_WARPS, Halves<Sample>::BYTES ? 5 : 8
         unsigned* words = &found.x;
 #pragma unroll
         for (int k = 0; k < 4; ++k)
-            words[k] = Row::BYTES ? __byte_perm(row.word[k % WORDS].bits, row.word[(4 + k) % WORDS].bits, 0x7351) : row.word[k].bits;
+            words[k] = Row::BYTES ? __byte_perm(row.word[k % WORDS].bits, row.word[(4 + k) % WORDS].bits, 0x7351)
+                                  : row.word[k].bits;
         *reinterpret_cast<uint4*>(to) = found;
     };
     // Of columns of which two samples are sorted, and the third: both ends of the word are columns as well.
@@ -172,8 +173,10 @@ __global__ void __launch_bounds__(32 * ROWS_WARPS, Halves<Sample>::BYTES ? 5 : 8
         fourth_raw = fetch(y + 5);
         Row lower, upper;
 #pragma unroll
-        for (int k = 0; k < WORDS; ++k)
-            lower.word[k] = low_of<Sample>(second.word[k], third.word[k]), upper.word[k] = high_of<Sample>(second.word[k], third.word[k]);
+        for (int k = 0; k < WORDS; ++k) {
+            lower.word[k] = low_of<Sample>(second.word[k], third.word[k]);
+            upper.word[k] = high_of<Sample>(second.word[k], third.word[k]);
+        }
         lower.ends = low_of<Sample>(second.ends, third.ends);
         upper.ends = high_of<Sample>(second.ends, third.ends);
         const Row one = medians(lower, upper, first), two = medians(lower, upper, fourth);

@@ -12,7 +12,7 @@ from kernels.runtime.launch import blocks_of, kernel
 from kernels.smoothing.borders import MODES
 
 WARPS, VECTOR = 4, 16  # of rows.cuh; bytes that a lane has of a row
-STRIP = 32  # rows of results of a warp, of which it sorts two more
+STRIP = 64  # rows of results of a warp, of which it sorts two more
 MAX_SIDE = 1 << 30
 _NAMES = {name: C_TYPES[name] for name in ("uint8", "uint16", "int16")}
 ENTRIES = tuple(f"median_rows<{name}>" for name in _NAMES.values())

@@ -11,7 +11,7 @@ from kernels.runtime.launch import blocks_of, kernel
 from kernels.smoothing.borders import MODES
 
 SIZES = (9, 11, 13, 15)
-SIDE, ACROSS, DOWN = 4, 32, 3  # of tile.cuh
+SIDE, ACROSS, DOWN = 4, 32, 4  # of tile.cuh
 STRIPS = 2
 MAX_GRID, MAX_SIDE = 65535, 1 << 30  # along y and z
 _NAMES = {name: C_TYPES[name] for name in ("uint8", "uint16", "int16")}
@@ -54,7 +54,7 @@ def run(image: Any, task: Task, out: Any, stream: Any) -> None:
     )  # fmt: skip
     core = size - 3
     lists = ACROSS + core // 4 + 1 + core % 4 // 2
-    words = (SIDE * DOWN + size - 1) * 4 * lists + (12 * core + 32) * lists * DOWN
+    words = (SIDE * DOWN + size - 1) * 4 * lists + (12 * core + 24) * lists * DOWN
     grid = (blocks_of(columns.out_length, STRIPS * SIDE * ACROSS), blocks_of(rows.out_length, SIDE * DOWN), task.planes)
     kernel("rank", f"median_tile<{_NAMES[task.dtype.name]}, {size}>").launch(
         grid, (ACROSS * DOWN,), (image, out, tile, constants(task)[0]), shared_bytes=4 * words, stream=stream

@@ -158,10 +158,10 @@ class GpuBound:
         self.pool.set_limit(size=min(each for each in (left, self._stated_bytes) if each is not None))
 
     def advice(self) -> str:
-        """What to do if the pool's limit was reached."""
+        """What to do if there is no memory within the bound."""
         limit = self.pool.get_limit()
         if limit == self._stated_bytes:
-            return f"that is more than the {format_bytes(limit)} that it stated: use --device cpu, and report it"
+            return f"the job stated {format_bytes(limit)}, of which the GPU may have less: use --device cpu"
         return "lower --chunk-bytes"
 
     def note(self) -> None:

@@ -36,7 +36,7 @@ class _Memory:
         count = self.per_chunk * chunks
         room, temporary = self.longest, 0
         if codec != "lz4":
-            room, temporary = nvcomp.encode_sizes(codec, count, self.longest, self.stride * chunks)
+            room, temporary = nvcomp.encode_sizes(count, self.longest, self.stride * chunks)
         self.room = -(-room // 16) * 16
         self.shuffled = cupy.empty(self.stride * chunks, cupy.uint8)
         self.encoded = cupy.empty(self.room * count, cupy.uint8)
@@ -80,9 +80,8 @@ class Packer:
             encode_lz4(streams, count * memory.per_chunk, stream)
         else:
             nvcomp.encode(
-                form.codec, streams, count * memory.per_chunk, memory.longest,
-                temporary=(memory.temporary.data.ptr, memory.temporary.nbytes), statuses=memory.statuses.data.ptr,
-                stream=stream,
+                streams, count * memory.per_chunk, memory.longest, statuses=memory.statuses.data.ptr, stream=stream,
+                temporary=(memory.temporary.data.ptr, memory.temporary.nbytes),
             )  # fmt: skip
         first = table_bytes(count)
         packing = Packing(

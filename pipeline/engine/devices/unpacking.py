@@ -1,4 +1,4 @@
-"""Decodes the packed blocks of a chunk on a GPU: kernels decode LZ4 and place the samples, nvCOMP decodes the rest."""
+"""Decodes the packed blocks of a chunk on a GPU: kernels decode their LZ4 and place their samples."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels.blocks import AXES, BLOCK
-from kernels.blocks.cuda import Streams, add_rows, check_streams, check_sums, copy_streams, decode_lz4, place
-from pipeline.codecs import nvcomp
+from kernels.blocks.cuda import Streams, copy_streams, decode_lz4, place
 from pipeline.codecs.packed import PackedBlocks
 
 _WORD = 8
@@ -37,27 +36,11 @@ class Unpacking:
         packed, count = self._packed, self._packed.encoded
         fault = cupy.empty((), cupy.int32)
         cupy.cuda.runtime.memsetAsync(fault.data.ptr, NO_FAULT & 0xFF, fault.nbytes, stream.ptr)
-        encoded = self._streams(0)
-        if packed.codec == "lz4":
-            decode_lz4(encoded, count, fault, stream)
-        elif count:
-            longest = packed.longest[0]
-            needed = nvcomp.decode_temporary_bytes(packed.codec, count, longest, packed.decoded_bytes)
-            temporary = cupy.empty(max(needed, 1), cupy.uint8)
-            decoded, statuses = cupy.empty(count, cupy.uint64), cupy.empty(count, cupy.int32)
-            nvcomp.decode(
-                packed.codec, encoded, count, temporary=(temporary.data.ptr, needed), decoded=decoded.data.ptr,
-                statuses=statuses.data.ptr, stream=stream,
-            )  # fmt: skip
-            check_streams(encoded, statuses, decoded, count, fault, stream)
-            if packed.codec == "deflate":
-                check_sums(encoded, count, fault, stream)
-        copy_streams(self._streams(count), packed.counts[0] - count, packed.longest[1], stream)
+        decode_lz4(self._streams(0), count, fault, stream)
+        copy_streams(self._streams(count), packed.counts[0] - count, packed.longest_stored, stream)
         target = packed.view(out if packed.target is None else out[packed.target])
         blocks = self._bytes(packed.tables[1], BLOCK.itemsize * packed.counts[1])
         origins = self._bytes(packed.tables[2], 4 * AXES * packed.counts[2])
-        if packed.differences is not None:
-            add_rows(self._decoded, blocks, target.itemsize, packed.differences, packed.places.longest, stream)
         place(self._decoded, blocks, origins, target, packed.places, stream=stream)
         if packed.complete is not None:
             packed.complete(out)

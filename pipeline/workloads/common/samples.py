@@ -14,6 +14,7 @@ _WIDER = {"bool": np.uint8, "int8": np.int16, "float16": np.float32}
 _WIDER |= dict.fromkeys(("uint32", "int32", "uint64", "int64"), np.float64)
 # float64 holds every whole number up to this.
 EXACT = 1 << 53
+VECTOR = np.dtype(np.complex128)  # as many bytes as a GPU copies at once
 
 
 def module_of(array: Any) -> Any:
@@ -22,17 +23,17 @@ def module_of(array: Any) -> Any:
 
 
 def copy_rows(source: Any, part: tuple[slice, ...], target: Any) -> None:
-    """`target[...] = source[part]` of C-contiguous arrays, on CUDA by the copy that is made for rows apart."""
-    xp, taken = module_of(source), source[part]
+    """`target[...] = source[part]` of C-contiguous arrays; by whole vectors on CUDA, if rows are cut there."""
     row = max((axis for axis in range(source.ndim) if source.shape[axis] != target.shape[axis]), default=0)
-    if xp is np or any(taken.shape[axis] != source.shape[axis] for axis in range(row)):
-        target[...] = taken
+    begin, length = (n * source.strides[row] for n in (part[row].start or 0, target.shape[row]))
+    apart, rows = source.shape[row] * source.strides[row], math.prod(target.shape[:row])
+    are_vectors = not any(n % VECTOR.itemsize for n in (begin, length, apart))
+    if module_of(source) is np or target.shape[:row] != source.shape[:row] or not are_vectors:
+        target[...] = source[part]
         return
-    apart, length = (array.shape[row] * source.strides[row] for array in (source, target))
-    xp.cuda.runtime.memcpy2DAsync(
-        target.data.ptr, length, taken.data.ptr, apart, length, math.prod(target.shape[:row]),
-        xp.cuda.runtime.memcpyDeviceToDevice, xp.cuda.get_current_stream().ptr,
-    )  # fmt: skip
+    vectors = source.reshape(rows, -1).view(VECTOR)[:, begin // VECTOR.itemsize :]
+    to = target.reshape(rows, -1).view(VECTOR)
+    to[...] = vectors[:, : to.shape[1]]
 
 
 def computed_in(stored: np.dtype[Any]) -> np.dtype[Any]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import sys
+from contextlib import suppress
 from dataclasses import dataclass
 
 from kernels.nufft import toeplitz_shape
@@ -13,13 +15,14 @@ from kernels.nufft.toeplitz.kernel import LINES, pairs_of
 from kernels.nufft.toeplitz.subspace_cuda import FEWEST_COILS, mixing_fits
 from kernels.nufft.tuning import MAX_CELLS_AT_ONCE, SLOT_BYTES, TABLE_BYTES
 from kernels.proximal import MOST_FRAMES
+from kernels.runtime.launch import shared_bytes_a_block
 from pipeline.workloads.mri.parameters import MriParameters
 
 COMPLEX = 8  # bytes
 # Bytes of a sample in a sorted trajectory with its weights, and while it is sorted.
 _A_POINT, _SORTING = 40, 96
 # Images of the solvers and their temporaries; of each field of a split variable; of a series that cuBLAS shrinks.
-_GRIDDING, _CG, _FISTA, _ADMM, _OF_A_FIELD, _OF_MANY_FRAMES = 3, 7, 14, 14, 8, 12
+_GRIDDING, _CG, _LOW_RANK, _WAVELET, _ADMM, _OF_A_FIELD, _OF_MANY_FRAMES = 3, 7, 11, 14, 14, 8, 15
 _ESPIRIT_PATCH, _MATRIX_VALUES = 6, 1 << 22  # of kernels.sense.sensitivities
 _SHARED_BYTES = 99 << 10  # of a block, on any GPU from sm_86 on
 _TABLES = 32 << 20  # twiddles, work lists, small arrays
@@ -82,6 +85,8 @@ def device_bytes(problem: Problem, parameters: MriParameters) -> int:
         if convolved and problem.images == 1 and not parameters.has_penalties:  # the graph, for the next image
             kept, iterations, work = kept + maps + iterations + work, 0, 0
     setup = _SORTING * points + COMPLEX * _kernel_values(problem, parameters.eps) * (convolved and not problem.on_grid)
+    if not problem.cached:  # before there are maps and samples
+        setup -= maps + COMPLEX * problem.copies * points
     greediest = max(setup, _calibration(problem, parameters), right, iterations + work)
     return int(_ROUNDED * (kept + greediest)) + _TABLES
 
@@ -138,8 +143,16 @@ def _work(problem: Problem, padded: tuple[int, ...]) -> int:
     if problem.coefficients:
         step = max(step // coefficients, FEWEST_COILS)
     lines = coefficients * min(step, at_once) * problem.shape[0] * math.prod(padded[1:])
-    surely = not problem.coefficients or mixing_fits(padded[0], coefficients, _SHARED_BYTES)
+    surely = not problem.coefficients or mixing_fits(padded[0], coefficients, _shared_bytes())
     return lines if surely else max(lines, grids)
+
+
+def _shared_bytes() -> int:
+    """Of a block on this machine's GPU, if it is in use; else on any."""
+    if "cupy" in sys.modules:
+        with suppress(RuntimeError):  # CUDA's
+            return shared_bytes_a_block()
+    return _SHARED_BYTES
 
 
 def _only_2_and_3(n: int) -> bool:
@@ -159,6 +172,6 @@ def _images(parameters: MriParameters, problem: Problem) -> int:
     names = set(parameters.penalty_names) - {"l2"}
     found = _OF_MANY_FRAMES if "llr" in names and problem.images > MOST_FRAMES else 0
     if len(names) == 1 and names <= {"l1-wavelet", "llr"}:
-        return found + _FISTA
+        return found + (_LOW_RANK if "llr" in names else _WAVELET)
     fields = sum(len(problem.shape) if name == "tv" else 1 for name in names)
     return found + _ADMM + _OF_A_FIELD * fields

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -43,20 +44,29 @@ class Edges:
             for begin, end in ((0, min(-first, count)), (max(length - first, 0), count)):
                 if begin >= end:
                     continue
-                sources = border_indices(np.arange(first + begin, first + end), length, self.mode)
-                beyond = (slice(None),) * axis + (slice(begin, end),)
-                if sources[0] == OUTSIDE:
-                    block[beyond] = self.cval
-                    continue
-                # Sources that the block lacks belong to samples that no result of the block needs.
-                block[beyond] = _taken(block, np.clip(sources - first, 0, count - 1), axis)
+                along = (slice(None),) * axis
+                source = _source(first, count, length, begin, end, self.mode)
+                if source is None:
+                    block[(*along, slice(begin, end))] = self.cval
+                elif isinstance(source, slice):
+                    block[(*along, slice(begin, end))] = block[(*along, source)]
+                else:
+                    block[(*along, slice(begin, end))] = block.take(module_of(block).asarray(source), axis)
 
 
-def _taken(block: Any, indices: NDArray[np.intp], axis: int) -> Any:
-    """`block.take(indices, axis)`; a view where they are all the same, or neighbours in turn."""
-    by = int(indices[-1] > indices[0]) - int(indices[-1] < indices[0])
-    if not np.array_equal(indices, indices[0] + by * np.arange(len(indices))):
-        return block.take(module_of(block).asarray(indices), axis)
-    begin, end = sorted((int(indices[0]), int(indices[-1])))
-    taken = block[(slice(None),) * axis + (slice(begin, end + 1),)]
-    return np.flip(taken, axis) if by < 0 else taken
+@lru_cache(maxsize=256)  # a stream of chunks repeats them
+def _source(first: int, count: int, length: int, begin: int, end: int, mode: str) -> slice | NDArray[np.intp] | None:
+    """What of a block the places begin … end are filled with: a slice if they are all the same, or neighbours in turn;
+    None: the constant."""
+    sources = border_indices(np.arange(first + begin, first + end), length, mode)
+    if sources[0] == OUTSIDE:
+        return None
+    # Sources that the block lacks belong to samples that no result of the block needs.
+    indices = np.clip(sources - first, 0, count - 1)
+    at, last = int(indices[0]), int(indices[-1])
+    by = (last > at) - (last < at)
+    if not np.array_equal(indices, at + by * np.arange(len(indices))):
+        return indices
+    if by < 0:
+        return slice(at, last - 1 if last > 0 else None, -1)
+    return slice(at, last + 1)

@@ -8,6 +8,7 @@ import re
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -232,6 +233,7 @@ def fills_out(parameters: Mapping[str, inspect.Parameter]) -> bool:
     return out is not None and (out.kind, out.default) == (out.KEYWORD_ONLY, out.empty) and is_untyped(out)
 
 
+@lru_cache(maxsize=64)
 def _parameters_of(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
     try:
         return inspect.signature(function).parameters

@@ -117,6 +117,7 @@ class OnDevice:
         return [found[first : first + size] for first, size in zip(self.firsts, self.sizes, strict=True)]
 
 
+@pytest.mark.sanitize("blocks")
 @pytest.mark.parametrize("seed", range(4))
 def test_what_the_library_encodes_is_decoded(seed):
     rng = np.random.default_rng(seed)
@@ -127,6 +128,7 @@ def test_what_the_library_encodes_is_decoded(seed):
         np.testing.assert_array_equal(found, expected)
 
 
+@pytest.mark.sanitize("blocks")
 @pytest.mark.parametrize("seed", range(4))
 def test_the_library_decodes_what_is_encoded(seed):
     rng = np.random.default_rng(seed)
@@ -203,6 +205,7 @@ CRAFTED = [
 ]
 
 
+@pytest.mark.sanitize("blocks")
 def test_crafted_streams_are_refused():
     for stream, size in CRAFTED:
         device = OnDevice([np.frombuffer(stream, np.uint8)], [size])
@@ -212,6 +215,7 @@ def test_crafted_streams_are_refused():
     assert device.decode() == 1, "the first of several"
 
 
+@pytest.mark.sanitize("blocks")
 @pytest.mark.parametrize("seed", range(4))
 def test_damaged_streams_decode_as_by_the_library_or_are_refused(seed):
     rng = np.random.default_rng(100 + seed)

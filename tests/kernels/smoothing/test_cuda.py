@@ -83,7 +83,7 @@ def _apply(cupy: Any, case: Case, variant: str) -> Any:
     return cupy.asnumpy(smooth(image, windows, case.cval, out, variant=variant))
 
 
-@pytest.mark.parametrize("sigmas", [(2.25, 2.25), (4.0, 4.0), (4.0, 0.3), (0.8, 4.3), (8.0, 8.0), (7.8, 5.0)])
+@pytest.mark.parametrize("sigmas", [(2.25, 2.25), (4.0, 4.0), (4.0, 0.3), (0.8, 4.3), (7.5, 7.5), (7.3, 5.0)])
 @pytest.mark.parametrize("channels", [1, 2, 3, 4])
 @pytest.mark.parametrize("dtype", ["uint16", "int16", "float32"])
 def test_wide_gaussians_match_the_cpu_bit_by_bit(
@@ -95,6 +95,18 @@ def test_wide_gaussians_match_the_cpu_bit_by_bit(
         shape = (rows, columns) if channels == 1 else (rows, columns, channels)
         case = Case(shape=shape, dtype=dtype, axes=(0, 1), sigmas=sigmas, modes=(first, second), cval=6)
         np.testing.assert_array_equal(_apply(cupy, case, "wide"), case.apply(case.image()), err_msg=case.name)
+
+
+@pytest.mark.parametrize("channels", [1, 2, 3, 4])
+@pytest.mark.parametrize("dtype", ["uint16", "int16", "float32"])
+def test_gaussians_of_the_farthest_reach_of_wide_match_the_cpu_bit_by_bit(cupy: Any, dtype: str, channels: int) -> None:
+    for columns, mode in product((320, 331), MODES):
+        image = Case(
+            shape=(97, columns, channels), dtype=dtype, axes=(0, 1), sigmas=(8.0, 8.0), modes=(mode,) * 2
+        ).image()
+        options: dict[str, Any] = {"radius": 32, "mode": mode, "cval": 6, "channel_axis": 2}
+        found = cupy.asnumpy(gaussian(cupy.asarray(image), 8, **options))
+        np.testing.assert_array_equal(found, gaussian(image, 8, **options), strict=True)
 
 
 @pytest.mark.parametrize("sizes", [(3, 3), (5, 5), (7, 7), (9, 9), (4, 9), (9, 2), (1, 6)])

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
-import secrets
 import signal
 import socket
 import sys
 import time
+from functools import partial
 from urllib.request import urlopen
 
 import numpy as np
@@ -16,16 +16,15 @@ import pytest
 
 from kernels.smoothing import box
 from pipeline.client import Client
-from pipeline.cluster.segments import ClusterJob, WorkerDevice, close_job, cut_segments, run_segment
 from pipeline.engine.devices.device import CpuDevice
 from pipeline.engine.run import RunOptions, finished_before, plan_job, published_before, run_job
-from pipeline.engine.stages import StageRecord
 from pipeline.errors import ParameterError
 from pipeline.service.server import serve
 from pipeline.service.settings import ServiceSettings
 from pipeline.service.store.state_folder import sole_server
 from pipeline.workloads import JobSpec, workloads
 from tests.images import names_in, read_image, write_image
+from tests.pipeline.service.segments import in_segments
 from tests.pipeline.service.soak import (
     Tally,
     alive,
@@ -51,24 +50,6 @@ def free_port():
 # A run that is killed at any step
 
 
-def run_in_segments(job, plan, ledger, events):
-    """As a cluster does, in this process."""
-    if not ledger.exists:
-        ledger.create()
-    cluster_job = ClusterJob(
-        name=secrets.token_hex(8), spec=job.spec, budget=job.budget, held_bytes=0, ledger_identity=ledger.identity,
-        worker_device=WorkerDevice(device="cpu", threads=1),
-    )  # fmt: skip
-    record = StageRecord()
-    for segment in cut_segments(plan, workers=1)[:3]:
-        receipt = run_segment(cluster_job, segment, lambda stages: None)
-        record.include(receipt.stages)
-        for notes in receipt.notes:
-            job.output.add_notes(notes)
-    close_job(cluster_job.name)
-    return record
-
-
 def run(folder, output, job):
     """As the service runs a job, or the command with --resume one without a name: what an earlier run left is gone on
     with. The receipt."""
@@ -81,7 +62,9 @@ def run(folder, output, job):
     device = CpuDevice(1)
     device.target_bytes = lambda job_bytes: 20_000
     planned = plan_job(spec, device, options)
-    return (None if job else published_before(planned)) or run_job(planned, options, stream=run_in_segments)
+    return (None if job else published_before(planned)) or run_job(
+        planned, options, stream=partial(in_segments, most=3)
+    )
 
 
 def killed_at(step, folder, output, job):

@@ -1,4 +1,4 @@
-"""Minima and maxima of boxes: passes, arguments and launches of box.cuh, and of words.cuh for rows with channels."""
+"""Minima and maxima of boxes: passes and launches of strip.cuh, box.cuh and, for rows with channels, words.cuh."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from kernels.rank.task import Axis, Difference, Task
 from kernels.runtime.launch import kernel, multiprocessors, shared_bytes_a_multiprocessor
 from kernels.smoothing.borders import MODES
 
+STRIP_GROUP = 2  # rows that a warp of strip.cuh takes at a time
 ENTRIES = tuple(
     f"{name}<{c_type}, {least}{rows}>"
     for name, rows in (
@@ -24,15 +25,15 @@ ENTRIES = tuple(
     for c_type in C_TYPES.values()
     for least in ("true", "false")
 ) + tuple(
-    f"extreme_strip<{C_TYPES[name]}, {least}>"
+    f"extreme_strip<{C_TYPES[name]}, {least}, {STRIP_GROUP}>"
     for name in ("uint8", "uint16", "int16", "float32")
     for least in ("true", "false")
 )
 ROW_THREADS, ROW_WORDS = 256, 16  # of words.cuh
 BOX_THREADS = 256  # of box.cuh
 BLOCKS = {4: 3, 8: 2}  # of a multiprocessor, by the rows of a group
-STRIP_THREADS, STRIP_BLOCKS, AHEAD = 32, 24, 8  # of strip.cuh: threads, blocks of a multiprocessor, rows on their way
-STRIP_ROWS, STRIP_LOST = 64, 16  # of a window, and vectors of a warp that only serve others, at most
+STRIP_THREADS, STRIP_BLOCKS, AHEAD = 32, 24, 4  # of strip.cuh: threads, blocks of a multiprocessor, rows on their way
+STRIP_ROWS, STRIP_LOST = 40, 16  # of a window, and vectors of a warp that only serve others, at most
 FEW, SOME = 8, 20  # rows of a window: more than FEW are loaded twice, up to SOME in groups of four
 VECTOR = 16  # bytes
 # By the bytes of shared memory from which they hold: samples of a window down a column, more of which leave too few
@@ -200,12 +201,12 @@ def _launch_box(task: BoxTask, types: str, itemsize: int, stream: Any, arguments
     task.aligned_in = task.in_pitch % each == source.data.ptr % VECTOR == 0
     task.aligned_out = task.out_pitch % each == target.data.ptr % VECTOR == 0
     ahead = (0 if task.aligned_out else each - 1) + each - 1  # at most: samples of a tile before its first window
-    lost = (ahead + each - 1 + task.taps_x - 1) // each
+    lost = STRIP_THREADS - (STRIP_THREADS * each - task.first_x % each - task.taps_x + 1) // each
     is_plain = not task.omit_nan and not task.has_nodata and task.is_first and task.is_last
     if (
-        f"extreme_strip<{types}>" in ENTRIES
+        f"extreme_strip<{types}, {STRIP_GROUP}>" in ENTRIES
         and (itemsize < 4 or is_plain)
-        and task.aligned_in and task.pair == 0 and task.taps_y <= STRIP_ROWS and lost <= STRIP_LOST
+        and task.aligned_in and task.aligned_out and task.pair == 0 and task.taps_y <= STRIP_ROWS and lost <= STRIP_LOST
     ):  # fmt: skip
         _launch_strip(task, types, lost, each, stream, arguments)
         return
@@ -237,13 +238,12 @@ def _launch_box(task: BoxTask, types: str, itemsize: int, stream: Any, arguments
 def _launch_strip(task: BoxTask, types: str, lost: int, each: int, stream: Any, arguments: Any) -> None:
     bytes_a_thread = VECTOR * (task.taps_y + AHEAD + 1) + 4 * each
     rows = -(-task.out_rows // task.step)
-    slack = 0 if task.aligned_out else each - 1
     task.tile = (STRIP_THREADS - lost) * each
-    task.tiles = -(-(task.out_columns + slack) // task.tile)
+    task.tiles = -(-task.out_columns // task.tile)
     held = min(shared_bytes_a_multiprocessor() // (STRIP_THREADS * bytes_a_thread + 1024), STRIP_BLOCKS)
     task.band = _band(task.tiles * task.planes * task.step, rows, task.taps_y, multiprocessors() * held)
     task.bands = -(-rows // task.band)
-    kernel("rank", f"extreme_strip<{types}>").launch(
+    kernel("rank", f"extreme_strip<{types}, {STRIP_GROUP}>").launch(
         (task.tiles * task.step * task.bands * task.planes,), (STRIP_THREADS,), arguments,
         shared_bytes=STRIP_THREADS * bytes_a_thread, stream=stream,
     )  # fmt: skip
@@ -251,12 +251,12 @@ def _launch_strip(task: BoxTask, types: str, lost: int, each: int, stream: Any, 
 
 @functools.lru_cache(maxsize=256)
 def _band(others: int, rows: int, taps: int, held: int) -> int:
-    """Rows of a band, for the least time by the model of `_shape`; the device holds so many blocks at once."""
+    """Rows of a band, for the least time by the model of `_shape`, where rows before the first result cost little."""
     best, least = rows, math.inf
-    for waves in range(1, 9):
+    for waves in range(1, 17):
         bands = min(max(1, waves * held // others), rows)
         band = -(-rows // bands)
-        time = (-(-others * bands // held) + 0.5) * (band + (taps - 1) / 2 + 8)
+        time = (-(-others * bands // held) + 0.6) * (band + (taps - 1) / 8 + 1)
         if time < least:
             best, least = band, time
     return best

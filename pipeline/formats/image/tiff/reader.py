@@ -6,14 +6,12 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.codecs.packed import NotPackedError, PackedBlocks, Packing
 from pipeline.codecs.parallel import for_each, split
 from pipeline.codecs.scratch import scratch
 from pipeline.formats.image.base import (
@@ -30,11 +28,9 @@ from pipeline.formats.image.contiguous import ContiguousSamples
 from pipeline.formats.image.tiff.blocks import DecodedBlocks, Span
 from pipeline.formats.image.tiff.described import described
 from pipeline.formats.image.tiff.ifd import read_directories
-from pipeline.formats.image.tiff.packed_tiles import can_be_packed, pack_tiles
 from pipeline.formats.image.tiff.page import Page
 from pipeline.formats.image.tiff.stack import Stack, arrange, at_level
 from pipeline.storage.object_file import opened_to_read
-from pipeline.storage.objects import ObjectPath
 
 _Block = tuple[Part, Part]  # what a region has of a strip or tile, along rows and columns
 
@@ -92,12 +88,6 @@ class TiffReader(ImageReader):
         self.block_shape = _block_shape(self._stack)
         self._schedule: Schedule | None = None
 
-    @cached_property
-    def packs(self) -> bool:
-        pages = self._stack.pages
-        kinds = {(page.tiled, page.block, page.compression, page.predictor) for page in pages}
-        return not isinstance(self.path, ObjectPath) and len(kinds) == 1 and all(map(can_be_packed, pages))
-
     @property
     def run(self) -> tuple[np.dtype[Any], int] | None:
         first = self._stack.pages[0]
@@ -125,33 +115,6 @@ class TiffReader(ImageReader):
                 read_plane(plane)
         else:
             for_each(read_plane, stacked, pages[0].block_bytes)
-
-    def read_packed(self, region: Region, memory: NDArray[np.uint8]) -> PackedBlocks | None:
-        first = self._stack.pages[0]
-        if not self.packs or not all(region.shape):
-            return None
-        planes, axis = self._planes.ndim, len(region.start)
-        shape = (*[1] * planes, *first.block, first.block_samples)[:axis]
-        rows = blocks_along((region.start[planes], region.stop[planes]), first.block[0])
-        across = blocks_along((region.start[planes + 1], region.stop[planes + 1]), first.block[1])
-        packing = Packing(memory, shape, self.header.dtype.itemsize, 0)
-        numbers = range(across[0][0], across[-1][0] + 1)
-        rest = tuple(-start for start in region.start[planes + 2 :])
-
-        def pack(piece: tuple[tuple[int, ...], Part]) -> None:
-            plane, (down, _, _) = piece
-            page = self._stack.pages[self._planes[tuple(map(sum, zip(plane, region.start, strict=False)))]]
-            top = down * page.block[0] - region.start[planes]
-            left = -region.start[planes + 1]
-            origins = [(*plane, top, number * page.block[1] + left, *rest) for number in numbers]
-            pack_tiles(packing, self._file, page, down, numbers, origins)
-
-        try:
-            for_each(pack, list(itertools.product(np.ndindex(*region.shape[:planes]), rows)))
-            differs = (first.block[1], first.block_samples) if first.predictor > 1 else None
-            return packing.packed(differences=differs)
-        except NotPackedError:
-            return None
 
     def at_level(self, level: int) -> ImageReader:
         """Its header has the level's shape, and the whole image's calibration."""

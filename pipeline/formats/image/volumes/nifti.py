@@ -57,13 +57,13 @@ _STORED = "CTZYXS"
 _LETTERS = "XYZTC"  # of the header's dimensions
 _TYPES = {2: "u1", 4: "i2", 8: "i4", 16: "f4", 64: "f8", 256: "i1", 512: "u2", 768: "u4", 1024: "i8", 1280: "u8"}
 _COMPLEX = {32: "c8", 1792: "c16"}
+_COMPLEX256 = 2048
 _COLOURS = {128: 3, 2304: 4}  # samples of uint8 in a pixel
 CODES = {np.dtype(name): code for code, name in (_TYPES | _COMPLEX).items()}
 _REFUSED = {
     1: "one bit a sample: save it as uint8",
     1536: "float128 samples: save it as float64, with nibabel's img.set_data_dtype('float64')",
-    2048: OF_COMPLEX,
-} | dict.fromkeys(_COMPLEX, OF_COMPLEX)
+}
 _LONGEST_AXIS = (1 << 15) - 1  # of NIfTI-1
 _LONGEST_HEAD_BYTES = 64 << 20  # with extensions
 _LONGEST_TEXT = 79
@@ -247,7 +247,7 @@ def _dtype_of(path: Path, record: NDArray[Any], any_samples: bool) -> tuple[np.d
         return np.dtype(np.uint8), _COLOURS[code]
     if code in _TYPES or (any_samples and code in _COMPLEX):
         return np.dtype((_TYPES | _COMPLEX)[code]), 1
-    if code in _COMPLEX or code == 2048:
+    if code in (*_COMPLEX, _COMPLEX256):
         raise InputError(f"{path}: {OF_COMPLEX}")
     raise InputError(f"{path}: holds {_REFUSED.get(code, f'data of type {code}, which NIfTI lacks: save it again')}")
 
@@ -288,6 +288,7 @@ def _described(
     sizes = dict(zip(_LETTERS, np.abs(record["pixdim"][1:6]).tolist(), strict=True))
     steps = {letter: known_step(sizes[letter], length) for letter in "ZYX"}
     steps["T"] = known_step(sizes["T"], time)
+    depth = steps["Z"] if "Z" in axes else None  # 1 without a unit is a distance too: planes are those of a volume
     start = tags.origin
     origin = {} if start is None else {letter: at for letter, at in zip("XYZ", start, strict=True) if at}
     if np.isfinite(record["toffset"]) and record["toffset"] and "T" in axes:
@@ -301,7 +302,7 @@ def _described(
         axes=axes,
         dtype=dtype,
         metadata=metadata,
-        calibration=Calibration(steps_of(**steps), origin),
+        calibration=Calibration({**steps_of(**steps), **({} if depth is None else {"Z": depth})}, origin),
         notes=Notes(
             description=text_of(bytes(record["descrip"])).strip(),
             display=((low, high),) if math.isfinite(low) and math.isfinite(high) and low < high else (),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ class VolumeReader(ImageReader):
                 f"the file holds {max(self._file.size - samples.offset, 0):,}; copy or save it again"
             )
         if isinstance(self._file, InflatedFile):
+            self.header = replace(header, metadata={**header.metadata, "compression": "deflate"})
             lengths = zip(header.axes, header.shape, strict=True)
             self.block_shape = tuple(n if letter in "YXS" else 1 for letter, n in lengths)
 

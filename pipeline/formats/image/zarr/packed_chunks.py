@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from kernels.blocks import AXES
 from pipeline.codecs.blosc import HEADER_BYTES, BloscHeader, read_header
 from pipeline.codecs.chunk_codec import ChunkCodec
-from pipeline.codecs.packed import LONGEST_STREAM_BYTES, NotPackedError, Packing, is_decoded
+from pipeline.codecs.packed import LONGEST_STREAM_BYTES, NotPackedError, Packing
 from pipeline.codecs.scratch import scratch
 from pipeline.formats.image.zarr.chunk_files import StoredBytes
 
@@ -21,12 +21,13 @@ HEAD_BYTES = 4096
 
 def can_be_packed(codec: ChunkCodec) -> bool:
     """Whether a device may decode chunks of this codec, as far as their metadata tell."""
-    first = codec.stages[0] if len(codec.stages) == 1 else None
+    if len(codec.stages) != 1:
+        return False
+    (stage,) = codec.stages
+    is_lz4 = stage.name == "lz4" and codec.nbytes <= LONGEST_STREAM_BYTES
     return (
-        first is not None
-        and is_decoded(first.options.get("cname", "") if first.name == "blosc" else first.name)
+        (is_lz4 or (stage.name == "blosc" and stage.options.get("cname") == "lz4"))
         and codec.order == tuple(range(len(codec.shape)))
-        and (first.name == "blosc" or codec.nbytes <= LONGEST_STREAM_BYTES)
         and len(codec.shape) <= AXES
         and codec.dtype.isnative
         and codec.dtype.itemsize in (1, 2, 4, 8)
@@ -51,12 +52,11 @@ def pack_chunk(
     if codec.stages[0].name == "blosc":
         _pack_blosc(packing, stored, head, codec.nbytes, first, last, origin)
         return
-    skipped = _LZ4_SIZE_BYTES if codec.stages[0].name == "lz4" else 0
-    if skipped and head[:skipped].tobytes() != codec.nbytes.to_bytes(skipped, "little"):
+    if head[:_LZ4_SIZE_BYTES].tobytes() != codec.nbytes.to_bytes(_LZ4_SIZE_BYTES, "little"):
         raise NotPackedError("LZ4 of another size")  # of which the processor's decoder tells
     at, data = packing.take(stored.nbytes)
     stored.read(0, data)
-    packing.add_streams([origin], codec.stages[0].name, [at + skipped], [stored.nbytes - skipped], codec.nbytes)
+    packing.add_stream(origin, at + _LZ4_SIZE_BYTES, stored.nbytes - _LZ4_SIZE_BYTES, codec.nbytes)
 
 
 def _bytes_of(codec: ChunkCodec, within: Sequence[slice]) -> tuple[int, int]:

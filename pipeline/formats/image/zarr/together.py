@@ -202,7 +202,7 @@ def _written(
     encoder = 0
     if kind == BLOSC:
         options, encoder = array.codec.stages[0].options, loops.blosc_functions()[1]
-    numbers = np.array([options["clevel"], options["shuffle"], options.get("blocksize", 0)], np.int64)
+    levels = np.array([options["clevel"], options["shuffle"], options.get("blocksize", 0)], np.int64)
     codec = _bytes(options["cname"])
 
     with folder.open_folders(parents) as (opened, begun, unfinished):
@@ -210,7 +210,7 @@ def _written(
         def loop(next_row: Any, rows: Any, ends: Any, names: Any, samples: Any, encoded: Any) -> None:
             temporary = _bytes(f"{unfinished}-{threading.get_ident()}")
             loops.write_chunks(
-                next_row, rows, ends, names, opened, begun, temporary, kind, encoder, numbers, codec, table.strides,
+                next_row, rows, ends, names, opened, begun, temporary, kind, encoder, levels, codec, table.strides,
                 table.shape, array.codec.dtype.itemsize, samples, encoded,
             )  # fmt: skip
 

@@ -44,7 +44,7 @@ def test_what_a_job_states_holds_besides_the_ring_and_within_the_bound():
     GpuBound(None, pool, print, 6 * MIB).take(100 * MIB)
     assert pool.limit == 6 * MIB
     bound = GpuBound(10 * MIB, pool, lambda nbytes: None, 6 * MIB)
-    assert "more than the 6.0 MiB that it stated" in bound.advice()
+    assert "the job stated 6.0 MiB" in bound.advice()
     for left in (6, 4, 1):
         bound.take(3 * MIB)
         assert pool.limit == left * MIB

@@ -7,11 +7,10 @@ import numpy as np
 import pytest
 import zarr
 
-from pipeline.codecs import nvcomp
 from pipeline.formats.image import open_image
 from tests.pipeline.formats.image.test_packed_zarr import CHUNK, COMPRESSORS, SHAPE, regions, samples
 
-pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("trusted_files")]
+pytestmark = pytest.mark.gpu
 
 
 def unpacked(packed, memory, shape, dtype):
@@ -33,8 +32,6 @@ def unpacked(packed, memory, shape, dtype):
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "float64"])
 @pytest.mark.parametrize("compressor", COMPRESSORS, ids=lambda c: "-".join(map(str, c.values())))
 def test_every_codec_and_shuffle(tmp_path, compressor, dtype):
-    if "lz4" not in compressor.values() and nvcomp.load() is None:
-        pytest.skip("nvCOMP is not installed (millrace[nvcomp])")
     image = samples(dtype)
     codec = numcodecs.get_codec(compressor)
     array = zarr.open_array(

@@ -587,3 +587,19 @@ def test_an_output_removed_while_it_is_written_is_told_from_a_folder_that_takes_
         with pytest.raises(OutputError, match=r"a\.zarr\.partial: was removed or replaced while it was written"):
             writer.write(Region.whole(header.shape), samples(header))
     writer.discard()
+
+
+@pytest.mark.parametrize("is_cut", [False, True])  # files written together, or one after another
+def test_chunks_of_zstandard_have_large_blocks(is_cut: bool, tmp_path: Path) -> None:
+    image = np.random.default_rng(4).integers(0, 999, (1024, 1024)).astype(np.uint16)
+    header = ImageHeader(shape=image.shape, axes="YX", dtype=image.dtype)
+    writer = Zarr(Storage(chunks=(1024, 1024))).create(tmp_path / "a.zarr", header)
+    for first, last in ((0, 500), (500, 1024)) if is_cut else ((0, 1024),):
+        writer.write(Region((first, 0), (last, 1024)), image[first:last])
+    writer.publish()
+    chunk = (tmp_path / "a.zarr/0/c/0/0").read_bytes()
+    assert chunk[3] == image.itemsize  # shuffled
+    assert int.from_bytes(chunk[8:12], "little") == 512 << 10
+    (blosc,) = json.loads((tmp_path / "a.zarr/0/zarr.json").read_text())["codecs"][1:]
+    assert blosc["configuration"]["blocksize"] == 512 << 10
+    assert_same_bits(zarr.open_group(tmp_path / "a.zarr")["0"][...], image)

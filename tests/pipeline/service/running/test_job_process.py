@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import secrets
 import signal
 import threading
 import time
@@ -19,10 +18,8 @@ import pytest
 from pipeline.api_models import State
 from pipeline.cluster.dask.worker_start import start_fork_server
 from pipeline.cluster.executor import Executor
-from pipeline.cluster.segments import ClusterJob, WorkerDevice, close_job, cut_segments, run_segment
 from pipeline.engine.devices.device import CpuDevice
 from pipeline.engine.run import RunOptions, plan_job, run_job, stream_on_device, write_preview
-from pipeline.engine.stages import StageRecord
 from pipeline.errors import AuditError, InputError
 from pipeline.service.jobs import CancelRequested
 from pipeline.service.roots import DataRoots
@@ -35,6 +32,7 @@ from pipeline.workloads.gang_protocols import SharedJob
 from pipeline.workloads.protocol import HoldsInput, NeedsWorkspace, Notes, Previews, ReadsResult
 from tests.images import write_image
 from tests.pipeline.formats.kspace.raw_mri import HEAD, xml
+from tests.pipeline.service.segments import in_segments
 
 WAIT_S = 60.0
 LIMIT_BYTES = 300 << 20
@@ -87,27 +85,6 @@ def raw_data(path):
 
 def image(path):
     return write_image(path, np.random.default_rng(1).integers(0, 65536, (200, 301)).astype(np.uint16), "YX") or path
-
-
-def in_segments(job, plan, ledger, events):
-    """As workers do: they open the job by themselves."""
-    if not ledger.exists:
-        ledger.create()
-    cluster_job = ClusterJob(
-        name=secrets.token_hex(8), spec=job.spec, budget=job.budget, held_bytes=0, ledger_identity=ledger.identity,
-        worker_device=WorkerDevice(device="cpu", threads=1),
-    )  # fmt: skip
-    record = StageRecord()
-    events.on_begun(record)
-    for segment in cut_segments(plan, workers=1):
-        receipt = run_segment(cluster_job, segment, lambda stages: None)
-        record.include(receipt.stages)
-        for notes in receipt.notes:
-            job.output.add_notes(notes)
-        for index in segment.chunks:
-            events.on_written(plan.chunks[index])
-    close_job(cluster_job.name)
-    return record
 
 
 OPTIONS = RunOptions(memory_bytes=64 << 20, chunk_bytes=None, resume=True, start_over=True, job="j")

@@ -125,5 +125,5 @@ def test_a_gpu_takes_what_is_stated(tmp_path, monkeypatch, name):
 def test_more_than_stated_is_one_line(tmp_path, monkeypatch):
     source = noise(tmp_path, *SLICE)
     monkeypatch.setattr(MriJob, "device_bytes", 64 << 20)
-    with pytest.raises(OutOfDeviceMemory, match=r"more than the 64\.0 MiB that it stated: use --device cpu"):
+    with pytest.raises(OutOfDeviceMemory, match=r"the job stated 64\.0 MiB, of which .*: use --device cpu"):
         run_job(*job(source, tmp_path / "out.npy", memory=4 << 30, device=CudaDevice(0)))

@@ -92,6 +92,7 @@ def test_a_nifti_of_a_nifti_has_every_field(
     assert images.not_kept(header, target) is None
     found = copied(source, target)
     assert type(found) is kind
+    assert header.metadata.get("compression") == ("deflate" if suffix == ".nii.gz" else None)
     np.testing.assert_array_equal(np.asanyarray(found.dataobj), np.asanyarray(expected.dataobj))
     np.testing.assert_array_equal(found.affine, expected.affine)
     for name, value in expected.header.items():
