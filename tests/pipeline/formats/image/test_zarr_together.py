@@ -24,7 +24,7 @@ from pipeline.formats.image.zarr.stored_array import kind_of
 
 SHAPE, CHUNK = (29, 41), (8, 11)
 MANY = settings(
-    max_examples=40,
+    max_examples=20,
     deadline=None,
     derandomize=True,
     phases=[Phase.generate],
