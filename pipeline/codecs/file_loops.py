@@ -1,8 +1,8 @@
 """Files of many chunks, read and decoded or encoded and written by machine code: a thread's share is one call, which
 never holds the interpreter's lock.
 
-The loops do what usually happens. Whatever else they meet, an error or a file that they do not understand, they leave
-to the caller, chunk by chunk, whose slower way names the fault.
+The loops handle the usual case. A chunk that gives an error, or whose file they do not understand, is left to the
+caller, whose slower way names the fault.
 
 Sources: openat2(2), statx(2); c-blosc 1.21, blosc.h and README_CHUNK_FORMAT.rst.
 """
