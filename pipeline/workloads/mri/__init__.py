@@ -35,7 +35,7 @@ from pipeline.storage.partial import Opening
 from pipeline.workloads.gang_protocols import Alone, Peers, Rank
 from pipeline.workloads.mri.audit import SAMPLES, MriAudit
 from pipeline.workloads.mri.images import Image, ImageSource, Trajectory, groups_of
-from pipeline.workloads.mri.memory import Problem, device_bytes
+from pipeline.workloads.mri.memory import Problem, device_bytes, least_bytes
 from pipeline.workloads.mri.parameters import MriParameters
 from pipeline.workloads.mri.preview import Plane
 from pipeline.workloads.mri.reconstruction import (
@@ -461,6 +461,9 @@ class MriJob:
         if header.times > 1:
             found["times"] = list(header.time_names)
         found["gpu_memory"] = f"at most {format_bytes(self.device_bytes)} besides the chunks"
+        if self._in_parts:
+            least = least_bytes(self._largest(), self.parameters)
+            found["gpu_memory"] += f", and at least {format_bytes(least)}: coil maps are streamed if need be"
         samples = sum(source.coils * image.points for image in self._images)
         return JobSummary(
             shape=self.header.shape,

@@ -66,6 +66,17 @@ def bytes_besides_maps(problem: Problem, parameters: MriParameters) -> int:
     return device_bytes(problem, parameters) - int(_ROUNDED * COMPLEX * problem.channels * problem.pixels)
 
 
+def least_bytes(problem: Problem, parameters: MriParameters) -> int:
+    """What a volume needs on the GPU if its maps are streamed into two buffers."""
+    buffers = COMPLEX * min(problem.channels, 2 * problem.at_once) * problem.pixels
+    return bytes_besides_maps(problem, parameters) + buffers
+
+
+def iterates_bytes(problem: Problem, parameters: MriParameters) -> int:
+    """Of a solver's images and its temporary ones, which always stay on the GPU."""
+    return COMPLEX * _images(parameters, problem) * problem.images * problem.pixels
+
+
 def device_bytes(problem: Problem, parameters: MriParameters) -> int:
     """Bytes at the worst moment: of what is kept, and of the greediest of set-up, right-hand side and iterations."""
     pixels, points = problem.pixels, problem.points * problem.times
@@ -78,7 +89,7 @@ def device_bytes(problem: Problem, parameters: MriParameters) -> int:
     kept = (_A_POINT + COMPLEX * problem.coefficients) * points + kernel * kernels + maps
     kept += COMPLEX * problem.copies * points
     right = COMPLEX * _right(problem, parameters)
-    iterations = COMPLEX * _images(parameters, problem) * problem.images * pixels
+    iterations = iterates_bytes(problem, parameters)
     work = COMPLEX * _work(problem, padded) if convolved else right
     if problem.cached:
         kept += problem.cached * (_A_POINT * problem.points + kernel + maps)
