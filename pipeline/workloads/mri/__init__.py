@@ -165,7 +165,8 @@ class MriJob:
         names = " and ".join(name for name in self.parameters.penalty_names if name in ("llr", "tv-time"))
         if self._source.times < 2:
             raise ParameterError(
-                f"--regularizer {names}: {self.spec.input} holds one time, and {names} joins several: give --frames"
+                f"--regularizer {names}: {self.spec.input} holds one time, and {names} joins several: give --frames "
+                "or --sorting"
             )
 
     def _chunk(self, number: int, images: Sequence[Image]) -> Chunk:
