@@ -153,7 +153,7 @@ MISTAKES = [
         ("plain.npz", "out.nii", "--field-map", "plane.npy"),
         "--traj-units, --matrix and --dwell: plain.npz states no units nor pixels nor time between samples",
     ),
-    (("plain.npz", "out.nii", *UNITS), "--matrix: plain.npz states none"),
+    (("plain.npz", "out.nii", *UNITS), "--matrix: plain.npz states no matrix, and its trajectory in cycles/pixel implies none: give"),
     (("in.h5", "out.nii", *UNITS, "--slices", "2"), "--slices 2: chooses none; in.h5 has 2, numbered 0 to 1"),
     (("in.h5", "out.nii", *UNITS, "--slices", "1-2"), "--slices: '1-2' is no range: write start:stop:step"),
     (("in.h5", "out.nii", *UNITS, "--slices", "1:3"), "--slices 1:3: chooses more than there are; in.h5 has 2"),
