@@ -259,14 +259,19 @@ def test_a_file_that_is_not_as_listed_is_named_and_the_others_are_read(tmp_path,
 def test_compiled_loops_leave_no_sound_file(tmp_path, samples, loops, monkeypatch):
     path = listed(tmp_path, samples, output=".tif", stored=StoredSamples(dtype="<u2", offset=128))
     slow = []
-    for owner, name in (
-        (file_list.FileListReader, "_read_run"),
-        (file_list.FileListWriter, "_write"),
-        (file_list.FileListWriter, "_put"),
-    ):
-        monkeypatch.setattr(
-            owner, name, lambda *given, plain=getattr(owner, name), **named: slow.append(plain(*given, **named))
-        )
+
+    def count(owner, name):
+        plain = getattr(owner, name)
+
+        def counted(*given, **named):
+            slow.append(name)
+            return plain(*given, **named)
+
+        monkeypatch.setattr(owner, name, counted)
+
+    count(file_list.FileListReader, "_read_run")
+    count(file_list.FileListWriter, "_write")
+    count(file_list.FileListWriter, "_put")
     out = np.empty(samples.shape, np.uint16)
     with images.open_image(path) as reader:
         reader.read(Region.whole(samples.shape), out)
