@@ -30,7 +30,8 @@ Numbers = NDArray[np.int64]
 
 def loops_for(count: int) -> ModuleType | None:
     """The loops, if they are loaded, or worth loading for so many files."""
-    return import_module(_LOOPS) if count >= FEW or _LOOPS in sys.modules else None
+    is_worth_it = count >= FEW or (count > 0 and _LOOPS in sys.modules)
+    return import_module(_LOOPS) if is_worth_it else None
 
 
 def prepare(count: int) -> None:
