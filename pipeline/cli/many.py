@@ -38,9 +38,10 @@ def run_many(
 
     kind = workload_named(workload)
     check_folder(inputs, folder, kind)
-    wanted = named(matching(inputs, kind), folder, template or DEFAULT_NAME, kind)
+    files = matching(inputs, kind)
+    whole_files.prepare(len(files))
+    wanted = named(files, folder, template or DEFAULT_NAME, kind)
     asked = ManyOptions(workload=workload, parameters=parameters, folder=folder, run=options)
-    whole_files.prepare(len(wanted))
     with open_executor(settings) as executor:
         if dry_run:
             plan = ManyFilesRun(asked, executor.device).describe(wanted)

@@ -204,6 +204,7 @@ class FileListReader(ImageReader):
         if stored is not None:
             dtype = np.dtype(stored.dtype)
             self._samples = ContiguousSamples(shape=header.shape, dtype=dtype, offset=stored.offset)
+        _ = self._list.whole  # made once, before several threads want it
 
     def _first_header(self) -> ImageHeader:
         """The header of the first file that is still as it was listed."""

@@ -28,8 +28,16 @@ _LOOPS = "pipeline.codecs.file_loops"
 Numbers = NDArray[np.int64]
 
 
-def loops_for(count: int) -> ModuleType | None:
-    """The loops, if they are loaded, or worth loading for so many files."""
+_is_loading = threading.Event()
+
+
+def loops_for(count: int, *, waits: bool = True) -> ModuleType | None:
+    """The loops, if they are loaded, or worth loading for so many files.
+
+    waits : for those that another thread loads
+    """
+    if not waits and _is_loading.is_set():
+        return None
     is_worth_it = count >= FEW or (count > 0 and _LOOPS in sys.modules)
     return import_module(_LOOPS) if is_worth_it else None
 
@@ -37,13 +45,17 @@ def loops_for(count: int) -> ModuleType | None:
 def prepare(count: int) -> None:
     """Load the loops in a thread, if so many files will use them: meanwhile a GPU starts."""
     if count >= FEW and _LOOPS not in sys.modules:
+        _is_loading.set()
         threading.Thread(target=_load, name="load-file-loops").start()
 
 
 def _load() -> None:
-    loops = import_module(_LOOPS)
-    # Numba's first call takes longest.
-    loops.move_files(np.zeros((0, 5), np.int64), np.zeros(0, np.int8), np.zeros(1, np.uint8), 0, 0)
+    try:
+        loops = import_module(_LOOPS)
+        # Numba's first call takes longest.
+        loops.move_files(np.zeros((0, 5), np.int64), np.zeros(0, np.int8), np.zeros(1, np.uint8), 0, 0)
+    finally:
+        _is_loading.clear()
 
 
 class WholeFiles:
