@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from pipeline.codecs.parallel import for_each, threads_for
 from pipeline.storage.confinement import in_its_folder, is_confined
 
-# Of fewer files, loading Numba and the loops takes longer than they save.
-FEW = 1000
+# Of fewer files, loading the loops takes longer than they save: with Numba, or after it.
+FEW, FEW_WITH_NUMBA = 1000, 100
 _LOOPS = "pipeline.codecs.file_loops"
 
 Numbers = NDArray[np.int64]
@@ -38,7 +38,7 @@ def loops_for(count: int, *, waits: bool = True) -> ModuleType | None:
     """
     if not waits and _is_loading.is_set():
         return None
-    is_worth_it = count >= FEW or (count > 0 and _LOOPS in sys.modules)
+    is_worth_it = count >= (FEW_WITH_NUMBA if "numba" in sys.modules else FEW) or (count and _LOOPS in sys.modules)
     return import_module(_LOOPS) if is_worth_it else None
 
 
