@@ -213,7 +213,7 @@ def gpu_rivals(scan: Scan, iterations: int) -> list[Rival]:
             energy=float((weights * cupy.abs(data) ** 2).sum()),
             penalties=[L1Wavelet(STRENGTH, shape, xp=cupy)],
         )
-        strength = STRENGTH * float(cupy.abs(right).max()) * len(flat) / math.sqrt(math.prod(shape))
+        strength = STRENGTH * float(cupy.abs(right).max()) / math.sqrt(math.prod(shape))
 
     def set_up() -> None:
         found = density.pipe_menon(flat, shape)
