@@ -30,19 +30,23 @@ STRENGTH, WAVELET_ITERATIONS = 0.01, 50  # of l1-wavelet
 Scan = tuple[Any, Any, tuple[int, int]]
 
 
-def synthetic(coils: int, n: int, spokes: int, samples: int) -> Scan:
-    """k-space (coils, spokes, samples) of an ellipse, golden angles in cycles per field of view, and the matrix."""
-    angle = np.arange(spokes) * np.pi * (np.sqrt(5) - 1) / 2
-    radius = (np.arange(samples) - samples // 2) * (n / samples)
-    points = radius[None, :, None] * np.stack([np.cos(angle), np.sin(angle)], axis=1)[:, None, :]
+def coil_images(coils: int, n: int) -> Any:
+    """Of an ellipse with a hole, complex (coils, n, n)."""
     r = (np.arange(n) - n // 2) / n
     picture = ((r[:, None] / 0.4) ** 2 + (r / 0.3) ** 2 < 1) - 0.5 * (
         ((r[:, None] - 0.1) / 0.1) ** 2 + (r / 0.1) ** 2 < 1
     )
     turn = 2 * np.pi * np.arange(coils)[:, None, None] / coils
     away = (r[:, None] - 0.45 * np.cos(turn)) ** 2 + (r - 0.45 * np.sin(turn)) ** 2
-    maps = np.exp(-away / 0.25 + 1j * turn)
-    kspace = Nufft(points.reshape(-1, 2), (n, n), eps=1e-4).forward((maps * picture).astype(np.complex64))
+    return np.exp(-away / 0.25 + 1j * turn) * picture
+
+
+def synthetic(coils: int, n: int, spokes: int, samples: int) -> Scan:
+    """k-space (coils, spokes, samples) of `coil_images`, golden angles in cycles per field of view, and the matrix."""
+    angle = np.arange(spokes) * np.pi * (np.sqrt(5) - 1) / 2
+    radius = (np.arange(samples) - samples // 2) * (n / samples)
+    points = radius[None, :, None] * np.stack([np.cos(angle), np.sin(angle)], axis=1)[:, None, :]
+    kspace = Nufft(points.reshape(-1, 2), (n, n), eps=1e-4).forward(coil_images(coils, n).astype(np.complex64))
     return kspace.reshape(coils, spokes, samples), points, (n, n)
 
 
