@@ -1,14 +1,15 @@
 """Wide Gaussians at a cost that does not grow with their width: decimate, smooth a coarse grid, interpolate.
 
 Along an axis, a Gaussian of standard deviation sigma is smooth over several samples, so a coarse grid of every D-th
-sample holds it: D = 2**e, with sigma between 3.2 D and 6.4 D, or D = 4 from sigma 8 on. Coarse samples lie at the multiples of D in absolute
-coordinates, so results do not depend on how an image is cut. D is the product of stages of factor d <= 8:
+sample holds it: D = 2**e, with sigma between 3.2 D and 6.4 D; from sigma 8 on, D is at least 4. Coarse samples lie at
+the multiples of D in absolute coordinates, so results do not depend on how an image is cut. D is the product of stages
+of factor d <= 8:
     decimate      c[j] = sum over k of B[k] x[d j + k]
     interpolate   y[i] = sum over j of d B[i - d j] c[j]
 where B is m boxes of d samples convolved (a B-spline of order m), whose spectrum has an m-fold zero at every frequency
-that folds onto a low one. For d = 4 and m = 6, B is `QUARTER` instead, which is small around these frequencies, as far
-as the spectrum of a Gaussian of 2 coarse samples reaches. Between decimation and interpolation the coarse samples are smoothed with
-weights whose spectrum is that of the Gaussian divided by those of all stages, cut at 5 sigma.
+that folds onto a low one. For d = 4 and m = 6, B is `QUARTER` instead, which is small around these frequencies as far
+as the spectrum of a Gaussian of 2 coarse samples reaches. Between decimation and interpolation the coarse samples are
+smoothed with weights whose spectrum is that of the Gaussian divided by those of all stages, cut at 5 sigma.
 
 The weights that a sample receives differ from the real Gaussian's by at most `WEIGHT_ERROR` in all (the sum of the
 absolute differences, along one axis), measured over sigmas from 7.6 to 400: 0.05 of a step of 16 bits. m is 6, or 4 for
