@@ -148,7 +148,7 @@ def _prefilter(factor: int, order: int) -> NDArray[np.float64]:
     """B of the module's docstring, from its first sample to its last."""
     if (factor, order) == (4, 6):
         half = np.array(QUARTER)
-        return np.concatenate((half[:0:-1], half)) / (half[0] + 2 * half[1:].sum())
+        return np.asarray(np.concatenate((half[:0:-1], half)) / (half[0] + 2 * half[1:].sum()))
     spline = np.ones(1)
     for _ in range(order):
         spline = np.convolve(spline, np.ones(factor))  # whole numbers, exact
