@@ -13,8 +13,8 @@ smoothed with weights whose spectrum is that of the Gaussian divided by those of
 
 The weights that a sample receives differ from the real Gaussian's by at most `WEIGHT_ERROR` in all (the sum of the
 absolute differences, along one axis), measured over sigmas from 7.6 to 400: 0.05 of a step of 16 bits. m is 6, or 4 for
-stages after which sigma is still 16 samples or more. Bytes allow `BYTE_WEIGHT_ERROR`, 0.05 of their steps: D is at least
-8 from sigma 16 on, and m is 4 for stages of factor 8.
+stages after which sigma is still 16 samples or more. Bytes allow `BYTE_WEIGHT_ERROR`, 0.05 of their steps: D is at
+least 8 from sigma 16 on, and m is 4 for stages of factor 8.
 
 Source: Unser, Aldroubi and Eden, "Fast B-spline transforms for continuous image representation and interpolation",
 IEEE PAMI 13 (1991); the correction of the coarse weights is that of gridding in non-uniform FFTs.
