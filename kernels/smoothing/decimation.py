@@ -7,13 +7,13 @@ of factor d <= 8:
     decimate      c[j] = sum over k of B[k] x[d j + k]
     interpolate   y[i] = sum over j of d B[i - d j] c[j]
 where B is m boxes of d samples convolved (a B-spline of order m), whose spectrum has an m-fold zero at every frequency
-that folds onto a low one. For d = 4 and m = 6, B is `QUARTER` instead, which is small around these frequencies as far
-as the spectrum of a Gaussian of 2 coarse samples reaches. Between decimation and interpolation the coarse samples are
-smoothed with weights whose spectrum is that of the Gaussian divided by those of all stages, cut at 5 sigma.
+that folds onto a low one; for m = 4 these zeros are moved apart (`MOVED`). For d = 4 and m = 6, B is `QUARTER` instead,
+which is small around these frequencies as far as the spectrum of a Gaussian of 2 coarse samples reaches. Between
+decimation and interpolation the coarse samples are smoothed with weights whose spectrum is that of the Gaussian divided by those of all stages, cut at 5 sigma.
 
 The weights that a sample receives differ from the real Gaussian's by at most `WEIGHT_ERROR` in all (the sum of the
 absolute differences, along one axis), measured over sigmas from 7.6 to 400: 0.05 of a step of 16 bits. m is 6, or 4 for
-stages after which sigma is still 16 samples or more. Bytes allow `BYTE_WEIGHT_ERROR`, 0.05 of their steps: D is at
+stages after which sigma is still 8 samples or more. Bytes allow `BYTE_WEIGHT_ERROR`, 0.05 of their steps: D is at
 least 8 from sigma 16 on, and m is 4 for stages of factor 8.
 
 Source: Unser, Aldroubi and Eden, "Fast B-spline transforms for continuous image representation and interpolation",
@@ -39,6 +39,9 @@ QUARTER = (
     0.122556087, 0.117158238, 0.102358045, 0.0814862310, 0.0588137566, 0.0382663943, 0.0221641837, 0.0112622817,
     0.00490820426, 0.00174502896, 0.000477748738, 0.0000818446023,
 )  # fmt: skip
+# How far the zeros of splines of order 4 lie on both sides of the frequencies that fold onto 0, in cycles per coarse
+# sample: as those of the Hermite polynomial of degree 4, which fit the spectrum of a Gaussian of 8 coarse samples.
+MOVED = (0.010438, 0.032841)
 MOST_FACTOR = 8  # of a stage
 CUT = 5.0  # the coarse weights end at this many standard deviations
 FREQUENCIES = 4096
@@ -119,7 +122,7 @@ def decimation(sigma: float, dtype: np.dtype, order: int = 0, *, bytewise: bool 
     while factor < whole:
         step = min(MOST_FACTOR, whole // factor)
         factor *= step
-        short = sigma >= 16 * factor or (bytewise and step == MOST_FACTOR)
+        short = sigma >= 8 * factor or (bytewise and step == MOST_FACTOR)
         stages.append(_stage(step, 4 if short else 6, dtype))
     spectrum = _coarse_spectrum(sigma / whole, stages)
     if order:
@@ -154,9 +157,10 @@ def _prefilter(factor: int, order: int) -> NDArray[np.float64]:
         half = np.array(QUARTER)
         return np.asarray(np.concatenate((half[:0:-1], half)) / (half[0] + 2 * half[1:].sum()))
     spline = np.ones(1)
-    for _ in range(order):
-        spline = np.convolve(spline, np.ones(factor))  # whole numbers, exact
-    return spline / float(factor) ** order
+    for zero in MOVED if order == 4 else (0.0,) * (order // 2):
+        wave = np.exp(2j * math.pi * zero / factor * (np.arange(factor) - (factor - 1) / 2))
+        spline = np.convolve(spline, np.convolve(wave, wave.conj()).real)
+    return np.asarray(spline / spline.sum())
 
 
 def _coarse_spectrum(sigma: float, stages: list[Stage]) -> NDArray[np.float64]:
