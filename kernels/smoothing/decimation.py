@@ -9,7 +9,8 @@ of factor d <= 8:
 where B is m boxes of d samples convolved (a B-spline of order m), whose spectrum has an m-fold zero at every frequency
 that folds onto a low one; for m = 4 these zeros are moved apart (`MOVED`). For d = 4 and m = 6, B is `QUARTER` instead,
 which is small around these frequencies as far as the spectrum of a Gaussian of 2 coarse samples reaches. Between
-decimation and interpolation the coarse samples are smoothed with weights whose spectrum is that of the Gaussian divided by those of all stages, cut at 5 sigma.
+decimation and interpolation the coarse samples are smoothed with weights whose spectrum is that of the Gaussian divided
+by those of all stages, cut at 5 sigma.
 
 The weights that a sample receives differ from the real Gaussian's by at most `WEIGHT_ERROR` in all (the sum of the
 absolute differences, along one axis), measured over sigmas from 7.6 to 400: 0.05 of a step of 16 bits. m is 6, or 4 for
