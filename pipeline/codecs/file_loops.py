@@ -463,7 +463,7 @@ def match_files(
             is_same = True
             for part, offset in ((before, 0), (after, len(before) + nbytes)):
                 if len(part):
-                    is_same = is_same and _pread(descriptor, found.ctypes.data, len(part), offset) == len(part)
+                    is_same = is_same and pread(descriptor, found.ctypes.data, len(part), offset) == len(part)
                     is_same = is_same and _memcmp(found.ctypes.data, part.ctypes.data, len(part)) == 0
             if is_same:
                 ends[number] = DONE
@@ -482,7 +482,7 @@ def read_files(
         descriptor = _open(folders[row[HOME]], names.ctypes.data + row[SOURCE], _READ, 0, resolve)
         if descriptor < 0:
             continue
-        is_read = _pread(descriptor, target + number * nbytes, nbytes, offset) == nbytes
+        is_read = pread(descriptor, target + number * nbytes, nbytes, offset) == nbytes
         size, time = _version(descriptor)  # afterwards: what was written meanwhile shows
         if is_read and size == row[NBYTES] and time == row[MTIME]:
             ends[number] = DONE
