@@ -7,7 +7,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -15,6 +15,8 @@ import numba
 import numba.np.linalg
 from numba.core import event
 from numba.core.caching import FunctionCache
+from numba.core.registry import CPUDispatcher
+from numba.core.types.misc import unliteral
 
 from kernels.runtime import compiling
 from kernels.runtime.binaries import cache_folder
@@ -58,17 +60,56 @@ def compiled(function: Function) -> Function:
 
     Cached in NUMBA_CACHE_DIR or the user's cache folder; if neither is writable, each process compiles it again.
     """
-    with _own_folder():
-        body = numba.njit(nogil=True, error_model="numpy")(function)
-        with suppress(RuntimeError):  # "no locator available": no writable folder
-            body._cache = _MendingCache(function)
-    return cast("Function", body)
+    return cast("Function", _Compiled(function))
+
+
+class _Body(CPUDispatcher):  # type: ignore[misc]
+    """A function with its cache."""
+
+    is_called_from_python: bool
+
+    def __init__(self, function: Any) -> None:
+        wrapper = {"no_cpython_wrapper": not self.is_called_from_python, "no_cfunc_wrapper": True}
+        super().__init__(function, targetoptions={"nopython": True, "nogil": True, "error_model": "numpy", **wrapper})
+        with _own_folder(), suppress(RuntimeError):  # "no locator available": no writable folder
+            self._cache = _MendingCache(function, self.is_called_from_python)
+
+
+class _Callee(_Body):
+    """A function as other compiled functions call it: without the code that converts Python's arguments, often half of
+    all, and once for all integers, where Numba would compile it again for each constant that is passed.
+    """
+
+    is_called_from_python = False
+
+    def get_call_template(self, args: Any, kws: Any) -> Any:
+        return super().get_call_template(map(unliteral, args), {name: unliteral(kws[name]) for name in kws})
+
+
+class _Compiled(_Body):
+    """A function as Python calls it; as `callee` for Numba."""
+
+    is_called_from_python = True
+
+    @cached_property
+    def callee(self) -> _Callee:
+        return _Callee(self.py_func)
+
+    def get_call_template(self, args: Any, kws: Any) -> Any:
+        return self.callee.get_call_template(args, kws)
+
+    def get_overload(self, sig: Any) -> Any:
+        return self.callee.get_overload(sig)
 
 
 class _MendingCache(FunctionCache):  # type: ignore[misc]
-    """Numba's cache, except that it replaces files truncated by a crash or a full disk, and that its key includes the
-    constants that a function uses from other files, since they are compiled in.
+    """Numba's cache, except that it replaces files truncated by a crash or a full disk, and that its key includes who
+    calls the function, and the constants that it uses from other files, since they are compiled in.
     """
+
+    def __init__(self, function: Any, is_called_from_python: bool) -> None:
+        super().__init__(function)
+        self._is_called_from_python = is_called_from_python
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         try:
@@ -79,7 +120,8 @@ class _MendingCache(FunctionCache):  # type: ignore[misc]
             return None
 
     def _index_key(self, sig: Any, codegen: Any) -> Any:
-        return (*super()._index_key(sig, codegen), *sorted(_constants(self._py_func)))
+        constants = sorted(_constants(self._py_func))
+        return (*super()._index_key(sig, codegen), self._is_called_from_python, *constants)
 
 
 def _constants(function: Any) -> set[tuple[str, str]]:

@@ -62,6 +62,22 @@ def test_a_constant_of_another_file_that_changes_is_compiled_anew(tmp_path: Path
     assert told == "15 1\n", "what has not changed is not compiled anew"
 
 
+def test_a_callee_is_compiled_once_for_all_integers_and_has_no_code_for_python() -> None:
+    @compiled.compiled
+    def inner(x: int, y: int) -> int:
+        return 10 * x + y
+
+    @compiled.compiled
+    def outer(x: int) -> int:
+        return inner(1, 2) + inner(x, 3) + inner(y=4, x=x)
+
+    assert (outer(5), inner(6, 7)) == (12 + 53 + 54, 67)
+    callee: Any = inner.callee  # type: ignore[attr-defined]
+    assert [str(sig) for sig in callee.signatures] == ["(int64, int64)"]
+    wrappers = {kind: function.inspect_llvm().popitem()[1] for kind, function in (("own", inner), ("callee", callee))}
+    assert ["_ZN7cpython" in wrappers[kind] for kind in ("own", "callee")] == [True, False]
+
+
 def test_threads_that_load_at_once_keep_to_one_folder() -> None:
     """Numba's cache folder is a global setting: a thread must not take another's value for the user's."""
 
