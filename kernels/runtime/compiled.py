@@ -15,6 +15,8 @@ import numba
 import numba.np.linalg
 from numba.core import event
 from numba.core.caching import FunctionCache
+from numba.core.codegen import JITCodeLibrary
+from numba.core.compiler import Compiler
 from numba.core.registry import CPUDispatcher
 from numba.core.types.misc import unliteral
 
@@ -63,33 +65,56 @@ def compiled(function: Function) -> Function:
     return cast("Function", _Compiled(function))
 
 
-class _Body(CPUDispatcher):  # type: ignore[misc]
-    """A function with its cache."""
+class _CalleeLibrary(JITCodeLibrary):  # type: ignore[misc]
+    """Code that is optimised and translated with that of its callers: by itself, it stays as it is."""
 
-    is_called_from_python: bool
+    def _optimize_final_module(self) -> None:
+        pass
 
-    def __init__(self, function: Any) -> None:
-        wrapper = {"no_cpython_wrapper": not self.is_called_from_python, "no_cfunc_wrapper": True}
-        super().__init__(function, targetoptions={"nopython": True, "nogil": True, "error_model": "numpy", **wrapper})
-        with _own_folder(), suppress(RuntimeError):  # "no locator available": no writable folder
-            self._cache = _MendingCache(function, self.is_called_from_python)
+    def _finalize_final_module(self) -> None:
+        self._finalize_dynamic_globals()
+        self._finalized = True
+
+    def get_pointer_to_function(self, name: str) -> int:
+        return 0  # to no machine code
+
+    @property
+    def codegen(self) -> _CalleeLibrary:
+        return self  # for `set_env`
+
+    def set_env(self, name: str, environment: Any) -> None:
+        """Only machine code has one, and only code that calls Python reads it."""
 
 
-class _Callee(_Body):
-    """A function as other compiled functions call it: without the code that converts Python's arguments, often half of
-    all, and once for all integers, where Numba would compile it again for each constant that is passed.
+class _CalleeCompiler(Compiler):  # type: ignore[misc]
+    def __init__(self, typing: Any, target: Any, _library: None, *rest: Any) -> None:
+        super().__init__(typing, target, _CalleeLibrary(target.codegen(), "callee"), *rest)
+
+
+_OPTIONS = {"nopython": True, "nogil": True, "error_model": "numpy", "no_cfunc_wrapper": True}
+
+
+class _Callee(CPUDispatcher):  # type: ignore[misc]
+    """A function as other compiled functions call it. Numba would translate it by itself too, with code that converts
+    Python's arguments, and again for each constant that is passed: more than half the time that compiling takes.
     """
 
-    is_called_from_python = False
+    def __init__(self, function: Any) -> None:
+        super().__init__(
+            function, targetoptions=_OPTIONS | {"no_cpython_wrapper": True}, pipeline_class=_CalleeCompiler
+        )
 
     def get_call_template(self, args: Any, kws: Any) -> Any:
         return super().get_call_template(map(unliteral, args), {name: unliteral(kws[name]) for name in kws})
 
 
-class _Compiled(_Body):
+class _Compiled(CPUDispatcher):  # type: ignore[misc]
     """A function as Python calls it; as `callee` for Numba."""
 
-    is_called_from_python = True
+    def __init__(self, function: Any) -> None:
+        super().__init__(function, targetoptions=_OPTIONS)
+        with _own_folder(), suppress(RuntimeError):  # "no locator available": no writable folder
+            self._cache = _MendingCache(function)
 
     @cached_property
     def callee(self) -> _Callee:
@@ -103,13 +128,9 @@ class _Compiled(_Body):
 
 
 class _MendingCache(FunctionCache):  # type: ignore[misc]
-    """Numba's cache, except that it replaces files truncated by a crash or a full disk, and that its key includes who
-    calls the function, and the constants that it uses from other files, since they are compiled in.
+    """Numba's cache, except that it replaces files truncated by a crash or a full disk, and that its key includes the
+    constants that a function uses from other files, since they are compiled in.
     """
-
-    def __init__(self, function: Any, is_called_from_python: bool) -> None:
-        super().__init__(function)
-        self._is_called_from_python = is_called_from_python
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         try:
@@ -120,8 +141,7 @@ class _MendingCache(FunctionCache):  # type: ignore[misc]
             return None
 
     def _index_key(self, sig: Any, codegen: Any) -> Any:
-        constants = sorted(_constants(self._py_func))
-        return (*super()._index_key(sig, codegen), self._is_called_from_python, *constants)
+        return (*super()._index_key(sig, codegen), *sorted(_constants(self._py_func)))
 
 
 def _constants(function: Any) -> set[tuple[str, str]]:

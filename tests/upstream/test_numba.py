@@ -13,6 +13,8 @@ import numba.np.linalg
 import pytest
 from numba.core import cgutils
 from numba.core.caching import FunctionCache
+from numba.core.codegen import JITCodeLibrary
+from numba.core.compiler import Compiler
 from numba.core.registry import CPUDispatcher
 
 from kernels.runtime import compiled
@@ -101,6 +103,15 @@ def test_a_compiled_function_asks_another_for_a_template_and_an_overload() -> No
 
     assert calling(1) == 2
     assert set(asked) == {"template", "overload"}
+
+
+def test_a_compiler_takes_a_library_that_leaves_out_what_it_overrides() -> None:
+    """`compiled` compiles callees into a library without machine code."""
+    assert list(inspect.signature(Compiler).parameters)[:3] == ["typingctx", "targetctx", "library"]
+    for name in ("_optimize_final_module", "_finalize_final_module", "get_pointer_to_function"):
+        assert inspect.isfunction(getattr(JITCodeLibrary, name))
+    assert isinstance(JITCodeLibrary.codegen, property)
+    assert JITCodeLibrary._finalized is False
 
 
 @pytest.mark.parametrize(

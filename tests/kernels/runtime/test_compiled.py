@@ -74,8 +74,27 @@ def test_a_callee_is_compiled_once_for_all_integers_and_has_no_code_for_python()
     assert (outer(5), inner(6, 7)) == (12 + 53 + 54, 67)
     callee: Any = inner.callee  # type: ignore[attr-defined]
     assert [str(sig) for sig in callee.signatures] == ["(int64, int64)"]
-    wrappers = {kind: function.inspect_llvm().popitem()[1] for kind, function in (("own", inner), ("callee", callee))}
-    assert ["_ZN7cpython" in wrappers[kind] for kind in ("own", "callee")] == [True, False]
+    llvm = {name: function.inspect_llvm().popitem()[1] for name, function in (("inner", inner), ("callee", callee))}  # type: ignore[attr-defined]
+    assert ["_ZN7cpython" in llvm[name] for name in ("inner", "callee")] == [True, False]
+
+
+def test_what_a_callee_raises_comes_to_python(tmp_path: Path) -> None:
+    """Also from code that was loaded."""
+    code = "from kernels.runtime.compiled import compiled\n"
+    code += "@compiled\ndef inner(x):\n    if x > 1:\n        raise ValueError('too many')\n    return x\n"
+    code += "@compiled\ndef outer(x):\n    return inner(x) + 1\n"
+    (tmp_path / "raising.py").write_text(code)
+    calls = "import raising; print(raising.outer(1), sum(raising.outer.stats.cache_hits.values()))\n"
+    calls += "try:\n    raising.outer(2)\nexcept ValueError as exc:\n    print(exc)\n"
+    environment = os.environ | {
+        "NUMBA_CACHE_DIR": str(tmp_path),
+        "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path]),
+    }
+    for hits in (0, 1):
+        done = subprocess.run(
+            [sys.executable, "-c", calls], capture_output=True, text=True, env=environment, check=True
+        )
+        assert done.stdout == f"2 {hits}\ntoo many\n"
 
 
 def test_threads_that_load_at_once_keep_to_one_folder() -> None:
