@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba.core import types
+from numba.core import cgutils, types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
@@ -55,7 +55,7 @@ def _c(name: str, *arguments: Any, returns: Any = types.int64) -> Any:
 _int, _long = types.int32, types.int64  # of the C library; pointers are longs
 _syscall = _c("syscall", _long, _long, _long, _long, _long)
 _statx = _c("statx", _int, _long, _int, types.uint32, _long, returns=_int)
-_pread = _c("pread", _int, _long, _long, _long)
+pread = _c("pread", _int, _long, _long, _long)
 _preadv = _c("preadv", _int, _long, _int, _long)
 _pwrite = _c("pwrite", _int, _long, _long, _long)
 _pwritev = _c("pwritev", _int, _long, _int, _long)
@@ -84,7 +84,7 @@ def _load_int64(context: Any, address: Any) -> Any:
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def _take(context: Any, address: Any) -> Any:
+def take(context: Any, address: Any) -> Any:
     """The number at an address, which grows by one: each thread gets another."""
 
     def generate(_: Any, builder: Any, __: Any, given: Any) -> Any:
@@ -95,33 +95,19 @@ def _take(context: Any, address: Any) -> Any:
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def _decompress(context: Any, function: Any, source: Any, target: Any, target_bytes: Any) -> Any:
-    """`blosc_decompress_ctx` at an address, with one thread."""
+def call(context: Any, function: Any, given: Any) -> Any:
+    """What the C function at an address returns for these numbers and addresses; of an `int`, only 32 bits count."""
 
-    def generate(_: Any, builder: Any, __: Any, given: Any) -> Any:
-        word, half = ir.IntType(64), ir.IntType(32)
-        kind = ir.FunctionType(half, (word, word, word, half))
-        return builder.call(builder.inttoptr(given[0], kind.as_pointer()), (*given[1:], ir.Constant(half, 1)))
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        word = ir.IntType(64)
+        numbers = [
+            context.cast(builder, number, kind, types.int64)
+            for number, kind in zip(cgutils.unpack_tuple(builder, arguments[1]), signature.args[1].types, strict=True)
+        ]
+        kind = ir.FunctionType(word, [word] * len(numbers))
+        return builder.call(builder.inttoptr(arguments[0], kind.as_pointer()), numbers)
 
-    return types.int32(types.int64, types.int64, types.int64, types.int64), generate
-
-
-@intrinsic  # type: ignore[untyped-decorator]
-def _compress(
-    context: Any, function: Any, level: Any, shuffle: Any, typesize: Any, nbytes: Any, source: Any, target: Any,
-    target_bytes: Any, codec: Any, block_bytes: Any,
-) -> Any:  # fmt: skip
-    """`blosc_compress_ctx` at an address, with one thread."""
-
-    def generate(_: Any, builder: Any, __: Any, given: Any) -> Any:
-        word, half = ir.IntType(64), ir.IntType(32)
-        kind = ir.FunctionType(half, (half, half, word, word, word, word, word, word, word, half))
-        function, level, shuffle, *others = given
-        level, shuffle = builder.trunc(level, half), builder.trunc(shuffle, half)
-        call = (level, shuffle, *others, ir.Constant(half, 1))
-        return builder.call(builder.inttoptr(function, kind.as_pointer()), call)
-
-    return types.int32(*[types.int64] * 10), generate
+    return types.int64(types.int64, given), generate
 
 
 @functools.cache
@@ -165,7 +151,7 @@ def _size(descriptor: Any) -> Any:
 
 
 @compiled
-def _copy(target: Any, target_strides: Any, source: Any, source_strides: Any, extents: Any, itemsize: Any) -> None:
+def copy_items(target: Any, target_strides: Any, source: Any, source_strides: Any, extents: Any, itemsize: Any) -> None:
     """Copy an array of items between two addresses."""
     axes = len(extents)
     count, last = 1, axes - 1
@@ -311,16 +297,16 @@ def _read_chunk(
                     if row[MEMORY] == 0:  # what lies before and after the part is not needed
                         first = row[INSIDE] // strides[1, 0] * strides[1, 0]
                         last = first + extents[0] * strides[1, 0]
-                    is_done = _pread(descriptor, memory + first, last - first, first) == last - first
+                    is_done = pread(descriptor, memory + first, last - first, first) == last - first
             else:
                 is_done = 0 <= length <= len(encoded)
-                is_done = is_done and _pread(descriptor, encoded.ctypes.data, length, 0) == length
+                is_done = is_done and pread(descriptor, encoded.ctypes.data, length, 0) == length
                 is_done = is_done and _is_sound(encoded.ctypes.data, length, nbytes)
-                is_done = is_done and _decompress(decoder, encoded.ctypes.data, memory, nbytes) == nbytes
+                is_done = is_done and np.int32(call(decoder, (encoded.ctypes.data, memory, nbytes, 1))) == nbytes
             _close(descriptor)
             if is_placed or not is_done:
                 return DONE if is_done else LEFT
-    _copy(row[PART], strides[0], memory + row[INSIDE], strides[1], extents, itemsize)
+    copy_items(row[PART], strides[0], memory + row[INSIDE], strides[1], extents, itemsize)
     return DONE
 
 
@@ -340,7 +326,7 @@ def read_chunks(
     samples, encoded : memory of the thread, as many bytes as a decoded and an encoded chunk may have
     """
     while True:
-        number = _take(next_row.ctypes.data)
+        number = take(next_row.ctypes.data)
         if number >= len(table):
             return
         ends[number] = _read_chunk(
@@ -366,7 +352,7 @@ def open_files(files: Table, heads: Memory, names: Memory, name_at: Table, folde
             continue
         files[number, 1] = _size(descriptor)
         some = min(files[number, 1], heads.shape[1])
-        if some < 0 or _pread(descriptor, heads[number].ctypes.data, some, 0) != some:
+        if some < 0 or pread(descriptor, heads[number].ctypes.data, some, 0) != some:
             _close(descriptor)
             files[number, 0] = FAULT
 
@@ -376,7 +362,7 @@ def read_spans(spans: Table) -> bool:
     """Read parts of open files. `spans`: descriptor, offset, address and bytes of each. Returns whether all is read."""
     done = 0
     for descriptor, offset, address, nbytes in spans:
-        done += _pread(descriptor, address, nbytes, offset) == nbytes
+        done += pread(descriptor, address, nbytes, offset) == nbytes
     return done == len(spans)
 
 
@@ -407,16 +393,12 @@ def _write_file(
         if not (is_whole and is_packed):
             if not is_whole:
                 samples[:] = 0
-            _copy(samples.ctypes.data + row[INSIDE], strides[1], source, strides[0], extents, itemsize)
+            copy_items(samples.ctypes.data + row[INSIDE], strides[1], source, strides[0], extents, itemsize)
             source = samples.ctypes.data
         if kind == BLOSC:
             level, shuffle, block_bytes = options[0], options[1], options[2]
-            nbytes = np.int64(
-                _compress(
-                    encoder, level, shuffle, itemsize, nbytes, source, encoded.ctypes.data, len(encoded),
-                    codec.ctypes.data, block_bytes,
-                )
-            )  # fmt: skip
+            given = level, shuffle, itemsize, nbytes, source, encoded.ctypes.data, len(encoded), codec.ctypes.data
+            nbytes = np.int64(np.int32(call(encoder, (*given, block_bytes, 1))))
             source = encoded.ctypes.data
             if nbytes <= 0:
                 return False
@@ -439,7 +421,7 @@ def write_chunks(
     """
     parent, known = np.int64(-1), np.int64(-1)
     while True:
-        number = _take(next_row.ctypes.data)
+        number = take(next_row.ctypes.data)
         if number >= len(table):
             break
         row = table[number]
@@ -480,7 +462,7 @@ def match_files(
     """
     found = np.empty(max(len(before), len(after)), np.uint8)
     while True:
-        number = _take(next_row.ctypes.data)
+        number = take(next_row.ctypes.data)
         if number >= len(files):
             return
         row = files[number]
@@ -492,7 +474,7 @@ def match_files(
             is_same = True
             for part, offset in ((before, 0), (after, len(before) + nbytes)):
                 if len(part):
-                    is_same = is_same and _pread(descriptor, found.ctypes.data, len(part), offset) == len(part)
+                    is_same = is_same and pread(descriptor, found.ctypes.data, len(part), offset) == len(part)
                     is_same = is_same and _memcmp(found.ctypes.data, part.ctypes.data, len(part)) == 0
             if is_same:
                 ends[number] = DONE
@@ -511,7 +493,7 @@ def read_files(
         descriptor = _open(folders[row[HOME]], names.ctypes.data + row[SOURCE], _READ, 0, resolve)
         if descriptor < 0:
             continue
-        is_read = _pread(descriptor, target + number * nbytes, nbytes, offset) == nbytes
+        is_read = pread(descriptor, target + number * nbytes, nbytes, offset) == nbytes
         size, time = _version(descriptor)  # afterwards: what was written meanwhile shows
         if is_read and size == row[NBYTES] and time == row[MTIME]:
             ends[number] = DONE

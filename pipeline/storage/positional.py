@@ -180,6 +180,10 @@ class PositionalFile(SharedDescriptor):
             found = os.fstat(descriptor)
         return found.st_size, found.st_mtime_ns
 
+    def in_use(self) -> AbstractContextManager[int]:
+        """The descriptor, which stays open in the context; -1 if there is none."""
+        return self._in_use()
+
     def read_at(self, offset: int, into: memoryview) -> None:
         """Fill `into` (writable, of bytes) from `offset`. InputError if the file ends before it is full."""
         self.read_runs([(offset, into)])
