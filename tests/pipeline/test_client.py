@@ -24,7 +24,6 @@ from pipeline import Client
 from pipeline.answers import lines_of
 from pipeline.api_models import JobView
 from pipeline.cli import cli
-from pipeline.cli import client as client_commands
 from pipeline.engine.run import stream_on_device
 from pipeline.errors import MillraceError, OutputError, ServiceError, ServiceRefused
 from pipeline.service.http import api
