@@ -1,6 +1,6 @@
-"""Many small files that are opened, read, written and renamed by the loops of `pipeline.codecs.file_loops`: so many in
-one call, without the interpreter's lock. Files that a loop leaves are left to the caller's slower way, which names the
-fault."""
+"""Many small files, compared, read, written and renamed by the loops of `pipeline.codecs.file_loops`: hundreds in one
+call, which does not hold the interpreter's lock. A loop skips files with any error; the caller's slower way names it.
+"""
 
 from __future__ import annotations
 
