@@ -34,8 +34,8 @@ NO_LINKS = 0x04 | 0x08  # in `resolve`: RESOLVE_NO_SYMLINKS, RESOLVE_BENEATH
 NAME, PARENT, MEMORY, HELD, PART, LENGTH, INSIDE, EXTENTS = range(8)
 
 _OPENAT2 = 437  # on every architecture
-_STATX_BYTES, _STATX_MODE, _STATX_SIZE = 256, 28, 40
-_AT_EMPTY_PATH, _STATX_TYPE_AND_SIZE = 0x1000, 0x201
+_STATX_BYTES, _STATX_MODE, _STATX_SIZE, _STATX_MTIME = 256, 28, 40, 112
+_AT_EMPTY_PATH, _STATX_WANTED = 0x1000, 0x241  # type, size and time of the last change
 _REGULAR, _KIND = 0o100000, 0o170000
 _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -63,6 +63,7 @@ _close = _c("close", _int, returns=_int)
 _readlinkat = _c("readlinkat", _int, _long, _long, _long)
 _renameat = _c("renameat", _int, _long, _int, _long, returns=_int)
 memcpy = _c("memcpy", _long, _long, _long)
+_memcmp = _c("memcmp", _long, _long, _long, returns=_int)
 _errno_location = _c("__errno_location")
 
 
@@ -72,6 +73,14 @@ def _load_int32(context: Any, address: Any) -> Any:
         return builder.load(builder.inttoptr(given[0], ir.IntType(32).as_pointer()))
 
     return types.int32(types.int64), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _load_int64(context: Any, address: Any) -> Any:
+    def generate(_: Any, builder: Any, __: Any, given: Any) -> Any:
+        return builder.load(builder.inttoptr(given[0], ir.IntType(64).as_pointer()))
+
+    return types.int64(types.int64), generate
 
 
 @intrinsic  # type: ignore[untyped-decorator]
@@ -123,14 +132,22 @@ def _open(folder: Any, name: Any, flags: Any, mode: Any, resolve: Any) -> Any:
 
 
 @compiled
+def _version(descriptor: Any) -> Any:
+    """The bytes of a regular file, -1 for others, and the time of its last change in nanoseconds."""
+    found = np.zeros(_STATX_BYTES + 1, np.uint8)  # ends with an empty name
+    at = found.ctypes.data
+    if _statx(descriptor, at + _STATX_BYTES, _AT_EMPTY_PATH, _STATX_WANTED, at) != 0:
+        return np.int64(-1), np.int64(0)
+    if _load_int32(at + _STATX_MODE) & _KIND != _REGULAR:
+        return np.int64(-1), np.int64(0)
+    seconds, fraction = _load_int64(at + _STATX_MTIME), np.int64(_load_int32(at + _STATX_MTIME + 8))
+    return _load_int64(at + _STATX_SIZE), seconds * 1_000_000_000 + fraction
+
+
+@compiled
 def _size(descriptor: Any) -> Any:
     """The bytes of a regular file; -1 for others."""
-    found, empty = np.zeros(_STATX_BYTES, np.uint8), np.zeros(1, np.uint8)
-    if _statx(descriptor, empty.ctypes.data, _AT_EMPTY_PATH, _STATX_TYPE_AND_SIZE, found.ctypes.data) != 0:
-        return np.int64(-1)
-    if (found[_STATX_MODE : _STATX_MODE + 2].view(np.uint16)[0] & _KIND) != _REGULAR:
-        return np.int64(-1)
-    return found[_STATX_SIZE : _STATX_SIZE + 8].view(np.int64)[0]
+    return _version(descriptor)[0]
 
 
 @compiled
@@ -415,3 +432,84 @@ def write_chunks(
             ends[number] = DONE
     if parent >= 0:
         _close(parent)
+
+
+# Whole files: small ones of one kind. Columns of a table with a row for each: offsets of its name and its result's in
+# `names`, its folder by number, and its bytes and the time of its last change.
+SOURCE, RESULT, HOME, NBYTES, MTIME = range(5)
+
+
+@compiled
+def match_files(
+    next_row: Table, files: Table, ends: NDArray[np.int8], names: Memory, folders: Table, resolve: int, before: Memory,
+    nbytes: int, after: Memory,
+) -> None:  # fmt: skip
+    """Look at files, until the table has no further row. `ends`: DONE for those with the same bytes before and after
+    `nbytes` of others; NBYTES and MTIME become those of every file that opens.
+
+    folders : descriptors, by number
+    """
+    found = np.empty(max(len(before), len(after)), np.uint8)
+    while True:
+        number = take(next_row.ctypes.data)
+        if number >= len(files):
+            return
+        row = files[number]
+        descriptor = _open(folders[row[HOME]], names.ctypes.data + row[SOURCE], _READ, 0, resolve)
+        if descriptor < 0:
+            continue
+        row[NBYTES], row[MTIME] = _version(descriptor)
+        if row[NBYTES] == len(before) + nbytes + len(after):
+            is_same = True
+            for part, offset in ((before, 0), (after, len(before) + nbytes)):
+                if len(part):
+                    is_same = is_same and pread(descriptor, found.ctypes.data, len(part), offset) == len(part)
+                    is_same = is_same and _memcmp(found.ctypes.data, part.ctypes.data, len(part)) == 0
+            if is_same:
+                ends[number] = DONE
+        _close(descriptor)
+
+
+@compiled
+def read_files(
+    files: Table, ends: NDArray[np.int8], names: Memory, folders: Table, resolve: int, offset: int, target: int,
+    nbytes: int,
+) -> None:  # fmt: skip
+    """Read `nbytes` from `offset` of each file, one after the other to the address `target`. `ends`: DONE for files
+    that have not changed since they were listed."""
+    for number in range(len(files)):
+        row = files[number]
+        descriptor = _open(folders[row[HOME]], names.ctypes.data + row[SOURCE], _READ, 0, resolve)
+        if descriptor < 0:
+            continue
+        is_read = pread(descriptor, target + number * nbytes, nbytes, offset) == nbytes
+        size, time = _version(descriptor)  # afterwards: what was written meanwhile shows
+        if is_read and size == row[NBYTES] and time == row[MTIME]:
+            ends[number] = DONE
+        _close(descriptor)
+
+
+@compiled
+def write_files(
+    files: Table, ends: NDArray[np.int8], names: Memory, folder: int, head: Memory, source: int, nbytes: int
+) -> None:
+    """Write results into an open folder: `head`, then `nbytes` each, one after the other from the address `source`."""
+    pieces = np.empty((2, 2), np.int64)
+    pieces[0, 0], pieces[0, 1], pieces[1, 1] = head.ctypes.data, len(head), nbytes
+    for number in range(len(files)):
+        descriptor = _open(folder, names.ctypes.data + files[number, RESULT], _CREATE, 0o666, 0)
+        if descriptor < 0:
+            continue
+        pieces[1, 0] = source + number * nbytes
+        is_done = _pwritev(descriptor, pieces.ctypes.data, 2, 0) == len(head) + nbytes
+        if _close(descriptor) == 0 and is_done:
+            ends[number] = DONE
+
+
+@compiled
+def move_files(files: Table, ends: NDArray[np.int8], names: Memory, source: int, target: int) -> None:
+    """Move results from one open folder to another."""
+    for number in range(len(files)):
+        name = names.ctypes.data + files[number, RESULT]
+        if _renameat(source, name, target, name) == 0:
+            ends[number] = DONE

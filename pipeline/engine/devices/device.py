@@ -67,8 +67,9 @@ class Device(ABC):
     # Slots that keep every stage busy: one in each lane, and one or more on each side of them.
     ring_depth: int
 
-    # Whether it decodes packed blocks (`ReadsPacked`), and the codecs in which it encodes chunks (`TakesPacked`).
+    # True if the device decodes packed blocks (`ReadsPacked`).
     decodes = False
+    # The codecs in which the device encodes chunks (`TakesPacked`).
     encodes: frozenset[str] = frozenset()
 
     # The least and the most bytes of input and output together that make a good chunk.
