@@ -5,7 +5,7 @@ Imported only when they are read or written: the loops need Numba, which takes l
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,8 +15,8 @@ from pipeline.codecs import tile_loops as loops
 from pipeline.codecs.file_loops import DONE, LEFT
 from pipeline.codecs.parallel import for_each, threads_for
 from pipeline.codecs.scratch import scratch
-from pipeline.formats.image.base import ImageHeader, Part
-from pipeline.formats.image.tiff.page import COMPRESSIONS, Page
+from pipeline.formats.image.base import ImageHeader
+from pipeline.formats.image.tiff.page import COMPRESSIONS, Page, PagePart
 from pipeline.formats.image.tiff.tiling import Tiling
 from pipeline.storage.positional import PositionalFile
 from pipeline.storage.writable import WritableFile
@@ -26,28 +26,30 @@ Numbers = NDArray[np.int64]
 
 def read_tiles_of(
     file: PositionalFile,
-    page: Page,
+    pages: Mapping[int, Page],
     plane: int,
-    parts: Sequence[tuple[Part, Part]],
+    parts: Sequence[PagePart],
     memories: Sequence[tuple[int, bool]],
     channels: slice,
     target: NDArray[Any],
 ) -> list[int]:
-    """Decode blocks, and copy their parts to `target` (rows, columns, channels; any strides).
+    """Decode blocks, and copy their parts to `target` (pages, rows, columns, channels; any strides).
 
-    parts    : `blocks.BlockPart` of each block
+    pages    : of one coding, by their places in `target`
     memories : of each block, the address of its memory and whether that holds it; 0: it is not kept
 
     Returns the numbers of those that are left: those that are not stored, or do not decode.
     """
+    page = next(iter(pages.values()))
     codec = loops.decoder(COMPRESSIONS[page.compression])
     if codec is None:
         return list(range(len(parts)))
     rows, strides = _table(parts, target, channels, page.pixels)
-    places = np.array([(down, across) for (down, _, _), (across, _, _) in parts], np.int64).T
-    rows[:, loops.OFFSET] = page.offsets[plane, *places]
-    rows[:, loops.LENGTH] = page.byte_counts[plane, *places]
-    rows[:, loops.HEIGHT] = [page.height(down) for down in places[0].tolist()]
+    numbers, down, across = np.array([(number, y[0], x[0]) for number, y, x in parts], np.int64).T
+    places = np.searchsorted(list(pages), numbers), down, across
+    rows[:, loops.OFFSET] = np.stack([each.offsets[plane] for each in pages.values()])[places]
+    rows[:, loops.LENGTH] = np.stack([each.byte_counts[plane] for each in pages.values()])[places]
+    rows[:, loops.HEIGHT] = [page.height(each) for each in down.tolist()]
     rows[:, loops.MEMORY : loops.HELD + 1] = memories
     stored = np.flatnonzero(rows[:, loops.OFFSET])
     rows = rows[stored]
@@ -72,21 +74,20 @@ def write_tiles_of(
     tiling: Tiling,
     header: ImageHeader,
     source: NDArray[Any],
-    tiles: Sequence[tuple[int, Part, Part]],
+    parts: Sequence[PagePart],
     offsets: Sequence[tuple[int, int]],
 ) -> list[int]:
     """Encode whole tiles, and write them and their sizes in bytes to `offsets`.
 
-    source : (planes, rows, columns, samples), any strides; `tiles`: each's plane and parts along rows and columns
+    source : (pages, rows, columns, samples), any strides
 
     Returns the numbers of those that are left.
     """
     codec, predictor = loops.encoder(*tiling.codec), tiling.predictor(header)
-    if not tiles or codec is None or header.dtype.kind == "b":
-        return list(range(len(tiles)))
+    if not parts or codec is None or header.dtype.kind == "b":
+        return list(range(len(parts)))
     pixels = tiling.columns, header.samples_per_pixel
-    rows, strides = _table([parts for _, *parts in tiles], source[0], slice(0, pixels[1]), pixels)
-    rows[:, loops.PART] += np.array([plane for plane, *_ in tiles], np.int64) * source.strides[0]
+    rows, strides = _table(parts, source, slice(0, pixels[1]), pixels)
     rows[:, [loops.OFFSET, loops.LENGTH]] = offsets
     form, nbytes = _form(pixels, header.dtype, predictor), tiling.rows * pixels[0] * pixels[1] * header.dtype.itemsize
     with file.written_in_place() as (descriptor, mapped):
@@ -99,22 +100,23 @@ def write_tiles_of(
 
 
 def _table(
-    parts: Sequence[Any], array: NDArray[Any], channels: slice, pixels: tuple[int, int]
+    parts: Sequence[PagePart], array: NDArray[Any], channels: slice, pixels: tuple[int, int]
 ) -> tuple[Numbers, Numbers]:
     """Rows for the loops with the parts of blocks that are copied, and the strides along the extents in them.
 
-    array  : of the region (rows, columns, channels), any strides
+    array  : of the region (pages, rows, columns, channels), any strides
     pixels : columns of a block, and samples of its pixels
     """
     itemsize, samples, count = array.itemsize, pixels[1], channels.stop - channels.start
-    spans = np.array([(*_ends(rows), *_ends(columns)) for (_, *rows), (_, *columns) in parts], np.int64)
+    pages = np.array([number for number, _, _ in parts], np.int64)
+    spans = np.array([(*_ends(rows), *_ends(columns)) for _, (_, *rows), (_, *columns) in parts], np.int64)
     into, within, extents = spans.reshape(-1, 2, 3).transpose(2, 0, 1)
-    strides = np.array([array.strides, (pixels[0] * samples * itemsize, samples * itemsize, itemsize)], np.int64)
+    strides = np.array([array.strides[1:], (pixels[0] * samples * itemsize, samples * itemsize, itemsize)], np.int64)
     rows = np.zeros((len(parts), loops.EXTENTS + 3), np.int64)
-    rows[:, loops.PART] = array.ctypes.data + into @ strides[0, :2]
+    rows[:, loops.PART] = array.ctypes.data + pages * array.strides[0] + into @ strides[0, :2]
     rows[:, loops.INSIDE] = within @ strides[1, :2] + channels.start * itemsize
     rows[:, loops.EXTENTS : loops.EXTENTS + 2], rows[:, loops.EXTENTS + 2] = extents, count
-    if count == samples and (count == 1 or array.strides[1:] == (count * itemsize, itemsize)):
+    if count == samples and (count == 1 or array.strides[2:] == (count * itemsize, itemsize)):
         # Pixels are copied as one run of samples.
         rows[:, loops.EXTENTS + 1] *= count
         rows, strides = rows[:, :-1], np.delete(strides, 2 if count == 1 else 1, axis=1)
