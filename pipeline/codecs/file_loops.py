@@ -57,12 +57,12 @@ _syscall = _c("syscall", _long, _long, _long, _long, _long)
 _statx = _c("statx", _int, _long, _int, types.uint32, _long, returns=_int)
 pread = _c("pread", _int, _long, _long, _long)
 _preadv = _c("preadv", _int, _long, _int, _long)
-_pwrite = _c("pwrite", _int, _long, _long, _long)
+pwrite = _c("pwrite", _int, _long, _long, _long)
 _pwritev = _c("pwritev", _int, _long, _int, _long)
 _close = _c("close", _int, returns=_int)
 _readlinkat = _c("readlinkat", _int, _long, _long, _long)
 _renameat = _c("renameat", _int, _long, _int, _long, returns=_int)
-_memcpy = _c("memcpy", _long, _long, _long)
+memcpy = _c("memcpy", _long, _long, _long)
 _memcmp = _c("memcmp", _long, _long, _long, returns=_int)
 _errno_location = _c("__errno_location")
 
@@ -161,19 +161,19 @@ def copy_items(target: Any, target_strides: Any, source: Any, source_strides: An
     step, other = target_strides[last], source_strides[last]
     for _ in range(count):
         if step == itemsize and other == itemsize:
-            _memcpy(target, source, extents[last] * itemsize)
+            memcpy(target, source, extents[last] * itemsize)
         elif itemsize == 1:
             for item in range(extents[last]):
-                _memcpy(target + item * step, source + item * other, 1)
+                memcpy(target + item * step, source + item * other, 1)
         elif itemsize == 2:
             for item in range(extents[last]):
-                _memcpy(target + item * step, source + item * other, 2)
+                memcpy(target + item * step, source + item * other, 2)
         elif itemsize == 4:
             for item in range(extents[last]):
-                _memcpy(target + item * step, source + item * other, 4)
+                memcpy(target + item * step, source + item * other, 4)
         else:
             for item in range(extents[last]):
-                _memcpy(target + item * step, source + item * other, itemsize)
+                memcpy(target + item * step, source + item * other, itemsize)
         for axis in range(last - 1, -1, -1):
             index[axis] += 1
             target += target_strides[axis]
@@ -256,10 +256,10 @@ def _is_sound(chunk: Any, size: Any, nbytes: Any) -> Any:
 @compiled
 def _fill(memory: Any, nbytes: Any, item: Any) -> None:
     done = len(item)
-    _memcpy(memory, item.ctypes.data, done)
+    memcpy(memory, item.ctypes.data, done)
     while done < nbytes:
         some = min(done, nbytes - done)
-        _memcpy(memory + done, memory, some)
+        memcpy(memory + done, memory, some)
         done += some
 
 
@@ -402,7 +402,7 @@ def _write_file(
             source = encoded.ctypes.data
             if nbytes <= 0:
                 return False
-    return _pwrite(descriptor, source, nbytes, 0) == nbytes
+    return pwrite(descriptor, source, nbytes, 0) == nbytes
 
 
 @compiled
