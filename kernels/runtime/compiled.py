@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache, cached_property
 from pathlib import Path
+from types import CodeType
 from typing import Any, TypeVar, cast
 
 import numba
@@ -129,7 +130,7 @@ class _Compiled(CPUDispatcher):  # type: ignore[misc]
 
 class _MendingCache(FunctionCache):  # type: ignore[misc]
     """Numba's cache, except that it replaces files truncated by a crash or a full disk, and that its key includes the
-    constants that a function uses from other files, since they are compiled in.
+    constants and the callees of a function, since they are compiled in and may come from other files.
     """
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
@@ -141,11 +142,11 @@ class _MendingCache(FunctionCache):  # type: ignore[misc]
             return None
 
     def _index_key(self, sig: Any, codegen: Any) -> Any:
-        return (*super()._index_key(sig, codegen), *sorted(_constants(self._py_func)))
+        return (*super()._index_key(sig, codegen), *sorted(_compiled_in(self._py_func)))
 
 
-def _constants(function: Any) -> set[tuple[str, str]]:
-    """Names and values of the constants in a function and in the compiled functions that it calls."""
+def _compiled_in(function: Any) -> set[tuple[str, str]]:
+    """Names and values of the constants in a function and in the compiled functions that it calls, and their code."""
     found, met, waiting = set(), {function}, [function]
     while waiting:
         each = waiting.pop()
@@ -157,7 +158,13 @@ def _constants(function: Any) -> set[tuple[str, str]]:
             if called is not None and called not in met:
                 met.add(called)
                 waiting.append(called)
+                found.add((called.__qualname__, _digest(called.__code__)))
     return found
+
+
+def _digest(code: CodeType) -> str:
+    values = [value for value in code.co_consts if not isinstance(value, CodeType)]
+    return hashlib.sha256(repr((code.co_code, values, code.co_names)).encode()).hexdigest()[:16]
 
 
 @contextmanager

@@ -47,19 +47,20 @@ def test_another_thread_finds_the_blas_meanwhile() -> None:
 
 
 @pytest.mark.slow
-def test_a_constant_of_another_file_that_changes_is_compiled_anew(tmp_path: Path, monkeypatch: Any) -> None:
-    """Numba dates its cache by the function's own file, and compiles constants into the code."""
+def test_what_comes_from_another_file_and_changes_is_compiled_anew(tmp_path: Path, monkeypatch: Any) -> None:
+    """Numba dates its cache by the function's own file, and compiles constants and callees into the code."""
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "kept"))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")  # Python dates its cache to the second
-    own = "from constants import ONE, TWO\nfrom kernels.runtime.compiled import compiled\n"
-    inner, outer = "@compiled\ndef inner():\n    return ONE\n", "@compiled\ndef outer():\n    return TWO * inner()\n"
-    (tmp_path / "functions.py").write_text(own + inner + outer)
-    for one, two in ((1, 2), (3, 2), (3, 5), (3, 5)):
-        (tmp_path / "constants.py").write_text(f"ONE, TWO = {one}, {two}\n")
+    header = "from kernels.runtime.compiled import compiled\n"
+    own = "from other import TWO, inner\n@compiled\ndef outer():\n    return TWO * inner()\n"
+    (tmp_path / "functions.py").write_text(header + own)
+    for one, two, expression in ((1, 2, "ONE"), (3, 2, "ONE"), (3, 5, "ONE"), (3, 5, "-ONE"), (3, 5, "-ONE")):
+        other = f"ONE, TWO = {one}, {two}\n@compiled\ndef inner():\n    return {expression}\n"
+        (tmp_path / "other.py").write_text(header + other)
         told = run("import functions; print(functions.outer(), sum(functions.outer.stats.cache_hits.values()))")
-        assert told.split()[0] == str(one * two)
-    assert told == "15 1\n", "what has not changed is not compiled anew"
+        assert int(told.split()[0]) == two * (one if expression == "ONE" else -one)
+    assert told == "-15 1\n", "what has not changed is not compiled anew"
 
 
 def test_a_callee_is_compiled_once_for_all_integers_and_has_no_code_for_python(
