@@ -25,9 +25,9 @@
 //     |  barrier
 //   results   group, word, bit, sample                             one thread each
 //
-// A result of 31 x 31 has 3.75 samples of the tile. For each of 32 results, a multiprocessor of an H200 starts about 900
-// instructions, four a cycle, and moves 246 lines of 128 bytes of shared memory, one a cycle, half of them with conflicts of
-// random places: floors of 1.9 and 2.0 ms of 8192 x 8192.
+// A result of 31 x 31 takes about 900 instructions, of which a multiprocessor of an H200 starts 128 a cycle: 1.8 ms of
+// 8192 x 8192. For 32 results, shared memory moves about 240 lines of 128 bytes, one a cycle, half of them for conflicts of
+// random places: 1.9 ms. Two blocks fit; one block of twice the warps and results takes a tenth longer.
 //
 // Sources: Huang, Yang and Tang, "A fast two-dimensional median filtering algorithm" (1979) for windows as sets of places;
 // Satish, Harris and Garland (2009) for the sort.
@@ -76,9 +76,9 @@ struct Bitsets {
 // Counts of all digits become those of the digits before.
 template <typename T>
 __device__ inline void scan_digits(unsigned* counts) {
-    constexpr int FOURS = T::DIGITS_EACH / 4, WARPS = T::THREADS / 32;
+    constexpr int FOURS = T::DIGITS_EACH / 4;
     const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
-    __shared__ unsigned totals[WARPS];
+    __shared__ unsigned totals[T::THREADS / 32];
     uint4* mine = reinterpret_cast<uint4*>(counts + T::counter_of(thread * T::DIGITS_EACH));
     uint4 held[FOURS];
     unsigned own = 0;
@@ -95,9 +95,10 @@ __device__ inline void scan_digits(unsigned* counts) {
     }
     if (lane == 31) totals[warp] = before;
     __syncthreads();
-    before -= own;
+    unsigned others = lane < warp ? totals[lane] : 0;
 #pragma unroll
-    for (int other = 0; other < WARPS; ++other) before += other < warp ? totals[other] : 0;
+    for (int apart = 16; apart >= 1; apart /= 2) others += __shfl_xor_sync(~0u, others, apart);
+    before += others - own;
 #pragma unroll
     for (int i = 0; i < FOURS; ++i) {
         const uint4 four = held[i];
@@ -223,7 +224,7 @@ __device__ inline void count_columns(const unsigned short* codes, unsigned* coun
 // ones those of another.
 template <typename T>
 __device__ inline void count_windows(const unsigned* column_counts, unsigned* counts, int taps) {
-    constexpr int PIECE = 16, BATCH = 7;  // of counts of at most 33, whose sum is a byte
+    constexpr int PIECE = 8, BATCH = 7;  // of counts of at most 33, whose sum is a byte
     const int lane = threadIdx.x % 32, half = threadIdx.x / 32 % 2, x = threadIdx.x / 64 * PIECE;
     if (x >= T::RESULTS) return;
     const unsigned* from = column_counts + (half * BITSET_ROWS + lane) * T::COLUMN_LINE + x;
