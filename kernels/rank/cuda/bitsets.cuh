@@ -220,7 +220,7 @@ __device__ inline void count_columns(const unsigned short* codes, unsigned* coun
     }
 }
 
-// The same of windows: a lane goes along a piece of its row. Of four bytes, the even ones become halves of a word, the odd
+// The same for windows: a lane goes along a piece of its row. The even bytes of a word become halves of a word, the odd
 // ones those of another.
 template <typename T>
 __device__ inline void count_windows(const unsigned* column_counts, unsigned* counts, int taps) {
@@ -311,7 +311,7 @@ __global__ void __launch_bounds__(32 * WARPS, CHUNKS == 2 ? 2 : 1) rank_bitsets(
     out += plane * task.out_rows * task.out_columns * task.inner + within;
 
 #pragma unroll
-    for (int i = 0; i < T::COUNTERS / (4 * T::THREADS); ++i) reinterpret_cast<uint4*>(sets)[thread + i * T::THREADS] = {0, 0, 0, 0};
+    for (int i = 0; i < T::COUNTERS / 4; i += T::THREADS) reinterpret_cast<uint4*>(sets)[thread + i] = {0, 0, 0, 0};
     const long long top = y0 + task.first_y, left_x = x0 + task.first_x;
     Sample sample[EACH];
     if (top >= 0 && left_x >= 0 && top + rows <= task.rows && left_x + columns <= task.columns) {

@@ -16,7 +16,7 @@ ROWS, GROUPS, DIGITS = 32, 8, 1 << 13  # of bitsets.cuh
 STATIC_BYTES = 2048  # at least those of the kernel's own arrays
 MAX_SIDE, MAX_GRID = (1 << 31) - 1, 65535  # of all axes; along y and z
 MIN_TAPS, MAX_ROWS, MAX_COLUMNS = 4, 33, 65  # of a window: counts fit bytes, samples of a tile 13 bits
-FLAT_ROWS, FLAT_COLUMNS = 8, 17  # windows of at most so many rows, and more columns, take less time by moving windows
+FLAT_ROWS, FLAT_COLUMNS = 8, 17  # moving windows are faster for windows with at most 8 rows and more than 17 columns
 
 
 @dataclass(frozen=True)
