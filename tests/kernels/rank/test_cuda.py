@@ -54,7 +54,9 @@ def _check(cupy: Any, monkeypatch: pytest.MonkeyPatch, image: Any, percentile: f
 @pytest.mark.sanitize("rank")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
-    "size", [*((side, side) for side in (3, 5, 7, 9, 11, 13, 15, 31)), (2, 6), (1, 40), (67, 3), (12, 62)], ids=str
+    "size",
+    [*((side, side) for side in (3, 5, 7, 9, 11, 13, 15, 31, 33)), (2, 6), (1, 40), (67, 3), (12, 62), (5, 4)],
+    ids=str,
 )
 def test_every_variant_gives_the_bits_of_the_cpu(
     cupy: Any, monkeypatch: pytest.MonkeyPatch, dtype: str, size: tuple[int, int]
