@@ -1,7 +1,7 @@
 // Any rank of boxes of medium size, samples of at most 16 bits, at a cost that hardly grows with the window: counts of the
 // columns of a tile, after Perreault and Hébert. Part of rank.cu.
 //
-// A block sorts the samples of a tile with its halo, so that each has a place in one order, of whatever values the image has.
+// A block sorts the samples of a tile with its halo, so that each has a place in one order, and the image may have any values.
 // WIDTH places are a bin, 16 bins a group. A thread owns a column, and goes down the rows with it: of the column's samples in
 // the window's rows it counts those of each group and each bin, in bytes. Each four neighbours have one more such count, of
 // all four. A result adds the counts of the columns of its window, of which most come by four:
@@ -286,7 +286,7 @@ __global__ void __launch_bounds__(COLUMN_THREADS) rank_columns(
 
     unsigned char* own = counts + thread * COLUMN_BYTES;
     unsigned char* shared = counts + (columns + thread / 4) * COLUMN_BYTES;
-    // Additions to words that nobody waits for, although a column's own counts are this thread's alone.
+    // Atomic, because four columns share a count, and because an addition without a result does not make the thread wait.
     const auto count = [&](int row, unsigned change) {
         const unsigned bin = bin_of[row * columns + thread], group = bin / GROUP_BINS;
         const unsigned of_group = change << group % 4 * 8, of_bin = change << bin % 4 * 8;
