@@ -160,6 +160,7 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType(
             entries=sweep.ENTRIES,
             run=sweep.run,
             applies=sweep.applies,
+            repeatable=True,
             most_taps=MAX_TAPS,
         ),
         "decimated": Variant(
