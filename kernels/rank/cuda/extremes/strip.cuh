@@ -247,7 +247,7 @@ __global__ void __launch_bounds__(32, STRIP_BLOCKS<Sample, KEEPS>) extreme_strip
     const int base = c0 + task.first_x - past, x = base + lane * SAMPLES, column = x - task.first_x + first;
     const int tile_end = min(c0 + task.tile, task.out_columns), end = tile_end + task.first_x + task.taps_x - 1;
     const bool is_used = column >= c0 && column < tile_end;
-    const bool is_loaded = x >= 0 && x < min(end, task.columns), is_edge = x < end && !is_loaded;
+    const bool is_edge = x < end && (x < 0 || x >= task.columns);
     // Columns beyond an edge are those of others, as their results down the columns; if the border mode names columns that the
     // warp does not have, each sample is loaded from where it lies.
     bool is_far = false;
@@ -271,24 +271,23 @@ __global__ void __launch_bounds__(32, STRIP_BLOCKS<Sample, KEEPS>) extreme_strip
     // Rows of the band from safe_first to safe_last lie in the image.
     const int safe_first = upwards ? in_y - task.rows + 1 : -in_y, safe_last = min(upwards ? in_y : task.rows - 1 - in_y, last);
     const long long in_step = on * static_cast<long long>(task.in_pitch);
-    const auto row_at = [&](int n) { return in + (in_y + n * on) * static_cast<long long>(task.in_pitch) + x; };
-    // Rows n … of the band, of which the first is at `source`.
-    const auto load = [&](auto& row, int n, const Sample* source) {
-        constexpr int COUNT = sizeof(row) / sizeof(V);
-        if (n >= safe_first && n + COUNT - 1 <= safe_last && !gathers) {
+    const int loaded_x = max(0, min(x, task.columns - SAMPLES));  // threads that need nothing load what others do
+    const auto row_at = [&](int n) { return in + (in_y + n * on) * static_cast<long long>(task.in_pitch) + loaded_x; };
+    const auto is_safe = [&](int n, int end) { return n >= safe_first && end - 1 <= safe_last && !gathers; };
+    // Safe rows, of which the first is at `source`, and others: n … of the band.
+    const auto load = [&](auto& row, const Sample* source) {
 #pragma unroll
-            for (int k = 0; k < COUNT; ++k)
-                if (is_loaded) row[k] = loaded_vector<Sample>(source + k * in_step);
-            return;
-        }
+        for (int k = 0; k < sizeof(row) / sizeof(V); ++k) row[k] = loaded_vector<Sample>(source + k * in_step);
+    };
+    const auto load_any = [&](auto& row, int n) {
 #pragma unroll
-        for (int k = 0; k < COUNT; ++k) {
+        for (int k = 0; k < sizeof(row) / sizeof(V); ++k) {
             int y = in_y + min(n + k, last) * on;
             if (y < 0 || y >= task.rows) y = index_beyond(y, task.rows, task.mode_y);
             const Sample* line = in + y * static_cast<long long>(task.in_pitch);
             if (y < 0) row[k] = splat<Sample>(filled(cval));
-            else if (is_loaded) row[k] = loaded_vector<Sample>(line + x);
             else if (gathers && is_edge) row[k] = gathered(line, from, cval);
+            else row[k] = loaded_vector<Sample>(line + loaded_x);
         }
     };
 
@@ -316,8 +315,9 @@ __global__ void __launch_bounds__(32, STRIP_BLOCKS<Sample, KEEPS>) extreme_strip
     int pair = 0;
 #pragma unroll 1
     for (; pair + BATCH <= pairs; pair += BATCH) {
-        V row[2 * BATCH] = {};
-        load(row, 2 * pair, row_at(2 * pair));
+        V row[2 * BATCH];
+        if (is_safe(2 * pair, 2 * (pair + BATCH))) load(row, row_at(2 * pair));
+        else load_any(row, 2 * pair);
 #pragma unroll
         for (int k = 0; k < BATCH; ++k) {
             ring[(pair + k) * THREADS] = pair_of(row[2 * k], row[2 * k + 1]);
@@ -327,7 +327,7 @@ __global__ void __launch_bounds__(32, STRIP_BLOCKS<Sample, KEEPS>) extreme_strip
     V next[2] = {}, old[1] = {};
 #pragma unroll 1
     for (; pair <= pairs; ++pair) {
-        load(next, 2 * pair, row_at(2 * pair));
+        load_any(next, 2 * pair);
         if (pair == pairs) break;
         ring[pair * THREADS] = pair_of(next[0], next[1]);
         if constexpr (KEEPS) kept[pair * THREADS] = next[1];
@@ -337,10 +337,6 @@ __global__ void __launch_bounds__(32, STRIP_BLOCKS<Sample, KEEPS>) extreme_strip
     const Sample *coming = row_at(2 * pairs + 2), *going = row_at(1);
     const long long out_step = on * static_cast<long long>(task.out_pitch);
     Sample* target = out + (out_y - on) * static_cast<long long>(task.out_pitch) + column;
-    const auto image_at = [&](int r) {
-        if (!task.subtracts || !is_used || r < 0 || r >= rows) return V{};
-        return vector_at(image + (out_y + r * on) * task.image_pitch + column, column + 2 * SAMPLES <= task.out_columns);
-    };
     const auto store = [&](Sample* to, V found, const V& theirs) {
         if (!is_used) return;
         if constexpr (same<Sample, float>) {
@@ -374,10 +370,22 @@ __global__ void __launch_bounds__(32, STRIP_BLOCKS<Sample, KEEPS>) extreme_strip
         else lower = chosen<LEAST>(shared, a);
         Column<Sample> many[SAMPLES];
         to_columns<Sample>(upper, lower, many);
-        const V theirs[2] = {image_at(r), image_at(r + 1)};
+        V theirs[2];
+        if (task.subtracts && is_used) {
+            const Sample* other = image + (out_y + r * on) * task.image_pitch + column;
+            const bool more_follow = column + 2 * SAMPLES <= task.out_columns;
+            if (r >= 0) theirs[0] = vector_at(other, more_follow);
+            if (r + 1 < rows) theirs[1] = vector_at(other + on * task.image_pitch, more_follow);
+        }
         if (r + 2 < rows) {
-            load(next, r + 2 * pairs + 3, coming);
-            if constexpr (!KEEPS) load(old, r + 2, going);
+            const int n = r + 2 * pairs + 3;
+            if (is_safe(KEEPS ? n : r + 2, n + 2)) {
+                load(next, coming);
+                if constexpr (!KEEPS) load(old, going);
+            } else {
+                load_any(next, n);
+                if constexpr (!KEEPS) load_any(old, r + 2);
+            }
             coming += 2 * in_step, going += 2 * in_step;
         }
         if (pairs > 0 && turn == kept) turn_back(), turn = ring;
