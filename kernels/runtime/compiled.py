@@ -66,7 +66,7 @@ def compiled(function: Function) -> Function:
 
 
 class _CalleeLibrary(JITCodeLibrary):  # type: ignore[misc]
-    """Code that is optimised and translated with that of its callers: by itself, it stays as it is."""
+    """LLVM code that is optimised and compiled only as part of its callers, never by itself."""
 
     def _optimize_final_module(self) -> None:
         pass
@@ -76,14 +76,14 @@ class _CalleeLibrary(JITCodeLibrary):  # type: ignore[misc]
         self._finalized = True
 
     def get_pointer_to_function(self, name: str) -> int:
-        return 0  # to no machine code
+        return 0  # there is no machine code
 
     @property
     def codegen(self) -> _CalleeLibrary:
         return self  # for `set_env`
 
     def set_env(self, name: str, environment: Any) -> None:
-        """Only machine code has one, and only code that calls Python reads it."""
+        """Only machine code has an environment, and only code that calls Python reads it."""
 
 
 class _CalleeCompiler(Compiler):  # type: ignore[misc]
@@ -95,8 +95,8 @@ _OPTIONS = {"nopython": True, "nogil": True, "error_model": "numpy", "no_cfunc_w
 
 
 class _Callee(CPUDispatcher):  # type: ignore[misc]
-    """A function as other compiled functions call it. Numba would translate it by itself too, with code that converts
-    Python's arguments, and again for each constant that is passed: more than half the time that compiling takes.
+    """A function as other compiled functions call it. Numba would also compile it by itself, with code that converts
+    Python's arguments, and again for each constant that is passed, which would more than double the time to compile.
     """
 
     def __init__(self, function: Any) -> None:
@@ -109,10 +109,10 @@ class _Callee(CPUDispatcher):  # type: ignore[misc]
 
 
 class _Compiled(CPUDispatcher):  # type: ignore[misc]
-    """A function as Python calls it; as `callee` for Numba."""
+    """A function as Python calls it; other compiled functions are given its `callee`."""
 
     def __init__(self, function: Any) -> None:
-        super().__init__(function, targetoptions=_OPTIONS)
+        super().__init__(function, targetoptions=_OPTIONS.copy())
         with _own_folder(), suppress(RuntimeError):  # "no locator available": no writable folder
             self._cache = _MendingCache(function)
 

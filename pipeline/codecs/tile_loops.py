@@ -1,5 +1,5 @@
-"""Strips and tiles of one file, read, decoded and copied by machine code: a thread's share is one call, which never
-holds the interpreter's lock.
+"""Strips and tiles of one file, read and decoded or encoded and written by machine code: a thread's share is one call,
+which never holds the interpreter's lock.
 
 A block that gives an error is left to the caller, whose slower way names the fault. No decoder writes past the size
 that the file's tags declare.
@@ -22,19 +22,21 @@ from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from kernels.runtime.compiled import compiled
-from pipeline.codecs.file_loops import DONE, LEFT, Memory, Table, call, copy_items, pread, take
+from pipeline.codecs.file_loops import DONE, LEFT, Memory, Table, call, copy_items, memcpy, pread, pwrite, take
 
 # Columns of a table with a row for each block. OFFSET: in the file, or the address of the encoded bytes; HEIGHT: rows
 # of pixels that are encoded; MEMORY: of the decoded block, 0 to use the thread's; HELD: whether it holds the block;
-# PART: the address of the part of the region's array; INSIDE: the byte of the block where the part begins.
+# PART: the address of the part of the region's array; INSIDE: the byte of the block where the part begins. Of blocks to
+# write, OFFSET and LENGTH are where in the file their encoded bytes and the int64 number of these belong.
 OFFSET, LENGTH, HEIGHT, MEMORY, HELD, PART, INSIDE, EXTENTS = range(8)
 # Of a block, see `read_tiles`.
 WIDTH, SAMPLES, ITEMSIZE, PREDICTOR, SWAPPED = range(5)
-OF_INTEGERS, OF_FLOATS = 2, 3
-# Of a codec: its scheme, and the addresses of functions that decode, and that make and free what they decode with.
-_SCHEME, _DECODE, _NEW, _FREE = range(4)
+NO_PREDICTOR, OF_INTEGERS, OF_FLOATS = 1, 2, 3
+# Of a codec: its scheme, the addresses of functions that decode or encode, and that make and free what they need for
+# it, and the level of encoding.
+_SCHEME, _CALL, _NEW, _FREE, _LEVEL = range(5)
 _SCHEMES = _RAW, _DEFLATE, _ZSTD, _LZW, _PACKBITS = range(5)
-_FUNCTIONS = {
+_DECODERS = {
     "deflate": (_DEFLATE, "_deflate", "libdeflate_", ("zlib_decompress", "alloc_decompressor", "free_decompressor")),
     "Zstandard": (_ZSTD, "_zstd", "ZSTD_", ("decompressDCtx", "createDCtx", "freeDCtx")),
     "LZW": (_LZW, "_imcd", "imcd_", ("lzw_decode", "lzw_new", "lzw_del")),
@@ -42,18 +44,34 @@ _FUNCTIONS = {
 }
 
 
-@functools.cache
+_ENCODERS = {
+    "deflate": (_DEFLATE, "_deflate", "libdeflate_", ("zlib_compress", "alloc_compressor", "free_compressor")),
+    "zstd": (_ZSTD, "_zstd", "ZSTD_", ("compressCCtx", "createCCtx", "freeCCtx")),
+    "lzw": (_LZW, "_imcd", "imcd_", ("lzw_encode",)),
+}
+
+
 def decoder(name: str) -> Table | None:
     """A codec for `read_tiles`, in imagecodecs' libraries; None if they lack it. "none": uncompressed."""
-    found = np.zeros(4, np.int64)
+    return np.zeros(5, np.int64) if name == "none" else _codec(*_DECODERS[name])
+
+
+def encoder(name: str, level: int | None) -> Table | None:
+    """A codec for `write_tiles`, as `decoder`."""
     if name == "none":
-        return found
-    scheme, module, prefix, functions = _FUNCTIONS[name]
+        return np.zeros(5, np.int64)
+    found = _codec(*_ENCODERS[name])
+    return None if found is None else np.append(found[:_LEVEL], level or 0)
+
+
+@functools.cache
+def _codec(scheme: int, module: str, prefix: str, functions: tuple[str, ...]) -> Table | None:
+    found = np.zeros(5, np.int64)
     # The module is loaded; its own libraries are searched too.
     library = ctypes.CDLL(import_module(f"imagecodecs.{module}").__file__)
     found[_SCHEME] = scheme
     try:
-        for column, function in enumerate(functions, _DECODE):
+        for column, function in enumerate(functions, _CALL):
             found[column] = ctypes.cast(library[prefix + function], ctypes.c_void_p).value or 0
     except AttributeError:
         return None
@@ -141,12 +159,12 @@ def _decoded(codec: Any, state: Any, source: Any, length: Any, target: Any, nbyt
         return False
     if codec[_SCHEME] == _DEFLATE:
         # Without a place for the number of bytes, another number is an error.
-        return np.int32(call(codec[_DECODE], (state, source, length, target, nbytes, 0))) == 0
+        return np.int32(call(codec[_CALL], (state, source, length, target, nbytes, 0))) == 0
     if codec[_SCHEME] == _ZSTD:
-        return call(codec[_DECODE], (state, target, nbytes, source, length)) == nbytes
+        return call(codec[_CALL], (state, target, nbytes, source, length)) == nbytes
     if codec[_SCHEME] == _LZW:
-        return call(codec[_DECODE], (state, source, length, target, nbytes)) == nbytes
-    return call(codec[_DECODE], (source, length, target, nbytes, 1)) == nbytes  # 1: between bytes of the target
+        return call(codec[_CALL], (state, source, length, target, nbytes)) == nbytes
+    return call(codec[_CALL], (source, length, target, nbytes, 1)) == nbytes  # 1: between bytes of the target
 
 
 @compiled
@@ -197,12 +215,108 @@ def read_tiles(
     state = np.int64(0)
     if codec[_NEW]:
         state = call(codec[_NEW], (0,))
-        if state == 0:
-            return
-    while True:
+    while state or not codec[_NEW]:
         number = take(next_row.ctypes.data)
         if number >= len(table):
             break
         ends[number] = _read_tile(table[number], descriptor, codec, state, form, strides, samples, planes, encoded)
+    if state:
+        call(codec[_FREE], (state,))
+
+
+@compiled
+def _predict(samples: Any, planes: Any, width: Any, step: Any) -> None:
+    """Differences between samples a `step` apart in rows of `width`."""
+    for row in range(0, len(samples), width):
+        for number in range(row, row + step):
+            planes[number] = samples[number]
+        for number in range(row + step, row + width):
+            planes[number] = samples[number] - samples[number - step]
+
+
+@compiled
+def _split(data: Any, planes: Any, width: Any, step: Any, itemsize: Any) -> None:
+    """The predictor of floats, see `_join`."""
+    for row in range(0, len(data), width * itemsize):
+        for byte in range(itemsize):
+            at = row + byte * width
+            for number in range(width):
+                planes[at + number] = data[row + number * itemsize + itemsize - 1 - byte]
+        for number in range(row + width * itemsize - 1, row + step - 1, -1):
+            planes[number] -= planes[number - step]
+
+
+@compiled
+def _predicted(samples: Any, planes: Any, form: Any) -> Any:
+    """The bytes to encode."""
+    width, step, itemsize = form[WIDTH] * form[SAMPLES], form[SAMPLES], form[ITEMSIZE]
+    if form[PREDICTOR] == OF_FLOATS:
+        _split(samples, planes, width, step, itemsize)
+    elif form[PREDICTOR] != OF_INTEGERS:
+        return samples
+    elif itemsize == 1:
+        _predict(samples, planes, width, step)
+    elif itemsize == 2:
+        _predict(samples.view(np.uint16), planes.view(np.uint16), width, step)
+    elif itemsize == 4:
+        _predict(samples.view(np.uint32), planes.view(np.uint32), width, step)
+    else:
+        _predict(samples.view(np.uint64), planes.view(np.uint64), width, step)
+    return planes
+
+
+@compiled
+def _encoded(codec: Any, state: Any, source: Any, nbytes: Any, target: Any, room: Any) -> Any:
+    """The number of encoded bytes; none, or fewer, if that fails."""
+    if codec[_SCHEME] == _DEFLATE:
+        return call(codec[_CALL], (state, source, nbytes, target, room))
+    if codec[_SCHEME] == _ZSTD:
+        return call(codec[_CALL], (state, target, room, source, nbytes, codec[_LEVEL]))
+    return call(codec[_CALL], (source, nbytes, target, room))
+
+
+@compiled
+def _write(descriptor: Any, mapped: Any, offset: Any, source: Any, nbytes: Any) -> Any:
+    if offset + nbytes <= len(mapped):
+        memcpy(mapped.ctypes.data + offset, source, nbytes)
+        return True
+    return pwrite(descriptor, source, nbytes, offset) == nbytes
+
+
+@compiled
+def write_tiles(
+    next_row: Table, table: Table, ends: NDArray[np.int8], descriptor: int, mapped: Memory, codec: Table, form: Table,
+    strides: Table, samples: Memory, planes: Memory, encoded: Memory,
+) -> None:  # fmt: skip
+    """Encode blocks and write them, until the table has no further row; beyond their part of the region they are zero.
+
+    mapped : the file's bytes from the start that are mapped in memory
+
+    The others are as `read_tiles` has them.
+    """
+    state, length = np.int64(0), np.zeros(1, np.int64)
+    if codec[_NEW]:
+        state = call(codec[_NEW], (codec[_LEVEL],))
+    while state or not codec[_NEW]:
+        number = take(next_row.ctypes.data)
+        if number >= len(table):
+            break
+        row = table[number]
+        count = form[ITEMSIZE]
+        for extent in row[EXTENTS:]:
+            count *= extent
+        if count != len(samples):
+            samples[:] = 0
+        copy_items(samples.ctypes.data, strides[1], row[PART], strides[0], row[EXTENTS:], form[ITEMSIZE])
+        source = _predicted(samples, planes, form)
+        if codec[_SCHEME] != _RAW:
+            length[0] = _encoded(codec, state, source.ctypes.data, len(source), encoded.ctypes.data, len(encoded))
+            source = encoded
+        else:
+            length[0] = len(source)
+        if not 0 < length[0] <= len(source):
+            continue
+        if _write(descriptor, mapped, row[OFFSET], source.ctypes.data, length[0]):
+            ends[number] = _write(descriptor, mapped, row[LENGTH], length.ctypes.data, 8)
     if state:
         call(codec[_FREE], (state,))

@@ -62,7 +62,11 @@ def test_a_constant_of_another_file_that_changes_is_compiled_anew(tmp_path: Path
     assert told == "15 1\n", "what has not changed is not compiled anew"
 
 
-def test_a_callee_is_compiled_once_for_all_integers_and_has_no_code_for_python() -> None:
+def test_a_callee_is_compiled_once_for_all_integers_and_has_no_code_for_python(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiled.numba.config, "CACHE_DIR", str(tmp_path))  # empty: loaded code cannot be inspected
+
     @compiled.compiled
     def inner(x: int, y: int) -> int:
         return 10 * x + y

@@ -16,8 +16,8 @@ from pipeline.codecs.bounded import check_image
 from pipeline.codecs.parallel import items_at_once
 from pipeline.codecs.scratch import scratch
 from pipeline.errors import InputError
-from pipeline.formats.image.base import ImageHeader, Part, Place, Schedule
-from pipeline.formats.image.tiff.page import COMPRESSIONS, IMAGE_CODECS, LERC, Page
+from pipeline.formats.image.base import ImageHeader, Place, Schedule
+from pipeline.formats.image.tiff.page import COMPRESSIONS, IMAGE_CODECS, LERC, Page, PagePart
 from pipeline.storage.confinement import by_descriptor
 from pipeline.storage.positional import PositionalFile
 
@@ -29,7 +29,6 @@ _TOGETHER = {"none", "deflate", "LZW", "PackBits", "Zstandard"}
 _PREDICTORS = {"b": (), "u": (1, 2), "i": (1, 2), "f": (1, 3)}
 
 Span = tuple[int, int]  # start, stop
-BlockPart = tuple[Part, Part]  # what a region has of a strip or tile, along rows and columns
 
 
 class DecodedBlocks:
@@ -42,10 +41,10 @@ class DecodedBlocks:
     def __init__(self, file: PositionalFile, pages: Sequence[Page]) -> None:
         """InputError if tifffile cannot parse a page that it is needed for."""
         self._file = file
-        encoded = {_coding(page): page for page in pages if not page.raw}
+        encoded = {coding_of(page): page for page in pages if not page.raw}
         self._pages = {page.index: page for page in pages}
         self._lock = threading.Lock()
-        self._decoders = _decoders(file.path, {key: page for key, page in encoded.items() if not _is_together(page)})
+        self._decoders = _decoders(file.path, {key: page for key, page in encoded.items() if not is_together(page)})
         blocks = [(page.offsets.shape[2], page.block[0] * page.block_row_bytes) for page in encoded.values()]
         self._cache = BlockCache(
             row_bytes=max((across * nbytes for across, nbytes in blocks), default=0),
@@ -105,33 +104,41 @@ class DecodedBlocks:
         return self._cache.lacks((page.index, *place))
 
     def read_together(
-        self, page: Page, plane: int, parts: Sequence[BlockPart], channels: slice, target: NDArray[Any], at: Place
-    ) -> list[BlockPart]:
-        """Decode blocks, and copy their parts to `target` (rows, columns, channels; any strides).
+        self,
+        pages: Mapping[int, Page],
+        plane: int,
+        parts: Sequence[PagePart],
+        channels: slice,
+        target: NDArray[Any],
+        at: Place,
+    ) -> list[PagePart]:
+        """Decode blocks of pages of one coding, and copy their parts to `target` (pages, rows, columns, channels; any
+        strides).
 
-        at : the place of the read in the schedule
+        pages : by their places in `target`
+        at    : the place of the read in the schedule
 
         Returns those that are left: use each alone, to decode it another way, or to name its fault.
         """
-        if not _is_together(page) or (page.raw and not page.tiled):
-            return list(parts)
         from pipeline.formats.image.tiff.together import read_tiles_of
 
-        def read(some: Sequence[BlockPart]) -> list[BlockPart]:
+        first = next(iter(pages.values()))
+
+        def read(some: Sequence[PagePart]) -> list[PagePart]:
             def look(numbers: list[int], memories: list[tuple[int, bool]]) -> list[int]:
                 chosen = [some[number] for number in numbers]
-                return read_tiles_of(self._file, page, plane, chosen, memories, channels, target)
+                return read_tiles_of(self._file, pages, plane, chosen, memories, channels, target)
 
             def samples(number: int, memory: NDArray[np.uint8]) -> NDArray[Any]:
-                height = page.height(some[number][0][0])
-                return memory[: height * page.block_row_bytes].view(page.dtype).reshape(height, *page.pixels)
+                height = first.height(some[number][1][0])
+                return memory[: height * first.block_row_bytes].view(first.dtype).reshape(height, *first.pixels)
 
-            keys = [(page.index, plane, down, across) for (down, _, _), (across, _, _) in some]
-            left = self._cache.use_together(keys, page.block_bytes, look, samples, keeps=not page.raw, at=at)
+            keys = [(pages[number].index, plane, down, across) for number, (down, _, _), (across, _, _) in some]
+            left = self._cache.use_together(keys, first.block_bytes, look, samples, keeps=not first.raw, at=at)
             return [some[number] for number in left]
 
         # Memory for decoded blocks bounds a group.
-        groups = 1 if page.raw else -(-len(parts) // items_at_once(len(parts), page.block_bytes))
+        groups = 1 if first.raw else -(-len(parts) // items_at_once(len(parts), first.block_bytes))
         return [each for number in range(groups) for each in read(parts[number::groups])]
 
     def _decode(self, page: Page, plane: int, down: int, across: int) -> NDArray[Any]:
@@ -147,7 +154,7 @@ class DecodedBlocks:
         return f"{self._file.path}: page {page.index}, {'tile' if page.tiled else 'strip'} {segment}"
 
     def _by_tifffile(self, page: Page, data: bytes, segment: int, down: int, across: int) -> NDArray[Any]:
-        where, coding = self._where(page, segment), _coding(page)
+        where, coding = self._where(page, segment), coding_of(page)
         with self._lock:
             if coding not in self._decoders:
                 self._decoders |= _decoders(self._file.path, {coding: page})
@@ -187,8 +194,11 @@ class DecodedBlocks:
         return block if valid is None else np.where(valid[:rows, :columns], block, block.dtype.type(np.nan))
 
 
-def _is_together(page: Page) -> bool:
-    """False for what only tifffile decodes: images, reversed bits, unusual predictors."""
+def is_together(page: Page) -> bool:
+    """Whether `DecodedBlocks.read_together` reads the page: not strips that one call reads as they are, nor what only
+    tifffile decodes (images, reversed bits, unusual predictors)."""
+    if page.raw and not page.tiled:
+        return False
     is_known = COMPRESSIONS[page.compression] in _TOGETHER and page.fill_order == 1
     return is_known and page.predictor in _PREDICTORS[page.dtype.kind]
 
@@ -212,7 +222,7 @@ def _hides_missing(page: Page, block: NDArray[Any]) -> bool:
     return bool((block == np.finfo(block.dtype).min).any())
 
 
-def _coding(page: Page) -> tuple[object, ...]:
+def coding_of(page: Page) -> tuple[object, ...]:
     """The properties that pages with a common decoder share."""
     storage = (page.separate, page.tiled, page.block, page.compression, page.predictor, page.fill_order)
     return (page.shape, page.stored_dtype, page.photometric, *storage)

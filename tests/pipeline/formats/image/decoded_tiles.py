@@ -15,11 +15,11 @@ def decoded_tiles(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[int, int, in
     found: Counter[tuple[int, int, int, int]] = Counter()
     read = together.read_tiles_of
 
-    def counted(file: Any, page: Any, plane: int, parts: Any, memories: Any, *given: Any) -> list[int]:
-        left = read(file, page, plane, parts, memories, *given)
-        for number, ((down, *_), (across, *_)) in enumerate(parts):
+    def counted(file: Any, pages: Any, plane: int, parts: Any, memories: Any, *given: Any) -> list[int]:
+        left = read(file, pages, plane, parts, memories, *given)
+        for number, (page, (down, *_), (across, *_)) in enumerate(parts):
             if number not in left and not memories[number][1]:
-                found[page.index, plane, down, across] += 1
+                found[pages[page].index, plane, down, across] += 1
         return left
 
     monkeypatch.setattr(together, "read_tiles_of", counted)
