@@ -187,6 +187,28 @@ def test_boxes_of_every_size(cupy: Any, dtype: str, columns: int) -> None:
         assert bool((around == 77).all()), (down, across)
 
 
+@pytest.mark.sanitize("rank")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "size", [(51, 51), (52, 30), (2, 2), (3, 1), (1, 101), (101, 1), (64, 128), (301, 7), (16, 1999)], ids=str
+)
+def test_minima_and_maxima_equal_scipy(cupy: Any, dtype: str, size: tuple[int, int]) -> None:
+    """Aligned rows and others, windows of even sides, of one axis, and larger than the image."""
+    from scipy import ndimage
+
+    modes = [mode for mode in MODES if mode != "valid"]
+    for index, shape in enumerate([(97, 208), (401, 1024), (61, 331), (2, 67, 512)]):
+        values = samples_of(shape, dtype, index)
+        sides = (1,) * (len(shape) - 2) + size
+        for mode in (modes[index], modes[(index + 2) % 5]):
+            for ours, theirs in (
+                (minimum_filter, ndimage.minimum_filter),
+                (maximum_filter, ndimage.maximum_filter),
+            ):
+                found = cupy.asnumpy(ours(cupy.asarray(values), sides, mode=mode, cval=3))
+                np.testing.assert_array_equal(found, theirs(values, sides, mode=mode, cval=3), f"{shape} {mode}")
+
+
 @pytest.mark.large
 def test_offsets_past_two_to_the_31(cupy: Any) -> None:
     rows, columns = (1 << 31) // 65536 + 9, 65536
