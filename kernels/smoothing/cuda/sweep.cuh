@@ -62,10 +62,14 @@ box_starts(const Sample* __restrict__ in, unsigned* __restrict__ sums, Sweep swe
     const int first = band * sweep.band_rows - (sweep.mode_y == VALID ? 0 : sweep.before_y);
     const Sample* source = in + plane * sweep.rows * row_samples + at;
     unsigned sum[START_EACH] = {};
-    if (sweep.aligned && own == START_EACH && first >= 0 && first + sweep.start_rows <= sweep.rows) {
-        const Sample* line = source + static_cast<long long>(first) * row_samples;
-#pragma unroll 8
-        for (int row = 0; row < sweep.start_rows; ++row, line += row_samples) {
+    const bool inside = first >= 0 && first + sweep.start_rows <= sweep.rows;
+    const auto line_of = [&](int row) {
+        return source + static_cast<long long>(inside ? row : border_index(row, sweep.rows, sweep.mode_y)) * row_samples;
+    };
+    if (sweep.aligned && own == START_EACH && (inside || sweep.mode_y != CONSTANT)) {
+#pragma unroll 4
+        for (int row = 0; row < sweep.start_rows; ++row) {
+            const Sample* line = line_of(first + row);
             unsigned word[WORDS];
             if constexpr (WORDS == 4) {
                 const uint4 found = __ldg(reinterpret_cast<const uint4*>(line));
@@ -141,7 +145,7 @@ box_sweep(const Sample* __restrict__ in, Sample* __restrict__ out, const unsigne
     const int pitch = sweep.pitch, threads = blockDim.x;
     const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
     unsigned* results = reinterpret_cast<unsigned*>(shared + 4 * pitch) + warp * 32 * WORDS;  // after [stage][entering, leaving][pitch]
-    unsigned short* source = reinterpret_cast<unsigned short*>(shared + 4 * pitch + 4 * threads * WORDS);  // of samples beyond the ends
+    unsigned short* source = reinterpret_cast<unsigned short*>(shared + 4 * pitch + 4 * threads * WORDS);  // of pixels beyond the ends
 
     const int tile = blockIdx.x % sweep.tiles, band = blockIdx.x / sweep.tiles % sweep.bands;
     const long long plane = blockIdx.x / sweep.tiles / sweep.bands;
@@ -151,7 +155,7 @@ box_sweep(const Sample* __restrict__ in, Sample* __restrict__ out, const unsigne
     // The strip begins a pixel before its first window.
     const int left = x - (sweep.mode_x == VALID ? 0 : sweep.before_x * CHANNELS) - CHANNELS, span = wanted + reach;
     const int low = max(-left, 0), high = min(row_samples - left, span);  // samples of the strip inside the row
-    const int beyond = low + span - high;
+    const int before = low / CHANNELS, after = high / CHANNELS, beyond = before + span / CHANNELS - after;  // pixels
     const int first = band * sweep.band_rows - (sweep.mode_y == VALID ? 0 : sweep.before_y);
     const Sample* image = in + plane * sweep.rows * row_samples;
     const auto line_of = [&](int row) { return image + static_cast<long long>(row) * row_samples; };
@@ -209,16 +213,23 @@ box_sweep(const Sample* __restrict__ in, Sample* __restrict__ out, const unsigne
         __syncthreads();
 #endif
         if (beyond == 0) return;
-        for (int j = thread; j < beyond; j += threads) {
-            const int i = j < low ? j : high + j - low, from = source[j];
+        Sample* samples[2];
 #pragma unroll
-            for (int k = 0; k < 2; ++k) {
-                const int row = staged.row[stage][k];
-                Sample* samples = reinterpret_cast<Sample*>(shared + (stage * 2 + k) * pitch + staged.skew[stage][k]);
-                samples[i] = from == CONSTANT_SOURCE || row < 0 ? static_cast<Sample>(sweep.fill)
-                             : from == FAR_SOURCE              ? __ldg(line_of(row) + place_of(i))
-                                                               : samples[from];
-            }
+        for (int k = 0; k < 2; ++k) samples[k] = reinterpret_cast<Sample*>(shared + (stage * 2 + k) * pitch + staged.skew[stage][k]);
+        for (int j = thread; j < beyond; j += threads) {
+            const int i = (j < before ? j : j - before + after) * CHANNELS, from = source[j];
+#pragma unroll
+            for (int c = 0; c < CHANNELS; ++c)
+#pragma unroll
+                for (int k = 0; k < 2; ++k) {
+                    if (from < FAR_SOURCE) {
+                        samples[k][i + c] = samples[k][from * CHANNELS + c];
+                    } else {
+                        const int row = staged.row[stage][k];
+                        samples[k][i + c] = from == CONSTANT_SOURCE || row < 0 ? static_cast<Sample>(sweep.fill)
+                                                                                : __ldg(line_of(row) + place_of(i + c));
+                    }
+                }
         }
         fence_bulk_copies();
         __syncthreads();
@@ -232,9 +243,9 @@ box_sweep(const Sample* __restrict__ in, Sample* __restrict__ out, const unsigne
         unsigned sum = 0;
         const int from = place_of(i), inside = from - left;
         const unsigned fill = to_sum<unsigned>(static_cast<Sample>(sweep.fill));
-        if (i < low || i >= high)
-            source[i < low ? i : i - high + low] =
-                from < 0 ? CONSTANT_SOURCE : inside >= low && inside < high ? inside : FAR_SOURCE;
+        if ((i < low || i >= high) && i % CHANNELS == 0)
+            source[i < low ? i / CHANNELS : i / CHANNELS - after + before] =
+                from < 0 ? CONSTANT_SOURCE : inside >= low && inside < high ? inside / CHANNELS : FAR_SOURCE;
         if (from < 0) {
             sum = fill * sweep.taps_y;
         } else {
@@ -253,7 +264,7 @@ box_sweep(const Sample* __restrict__ in, Sample* __restrict__ out, const unsigne
     unsigned rest[SAMPLES];
     {
         // The sum of a window, from the sum of that of the pixel before.
-        unsigned long long sum[CHANNELS] = {}, share[CHANNELS] = {}, before[CHANNELS];
+        unsigned long long sum[CHANNELS] = {}, share[CHANNELS] = {}, earlier[CHANNELS];
 #pragma unroll 1
         for (int j = 0; j < SAMPLES && thread * SAMPLES + j < wanted; j += CHANNELS)
 #pragma unroll
@@ -263,12 +274,12 @@ box_sweep(const Sample* __restrict__ in, Sample* __restrict__ out, const unsigne
         for (int i = thread * CHANNELS; i < reach; i += threads * CHANNELS)
 #pragma unroll
             for (int c = 0; c < CHANNELS; ++c) share[c] += column[i + c];
-        first_sums.add(before, sum, share);
+        first_sums.add(earlier, sum, share);
         const double inverse = 1.0 / sweep.samples;
 #pragma unroll
         for (int j = 0; j < SAMPLES; ++j) {
             if (thread * SAMPLES + j < wanted) {
-                unsigned long long& total = before[j % CHANNELS];
+                unsigned long long& total = earlier[j % CHANNELS];
                 total += static_cast<unsigned long long>(column[thread * SAMPLES + j + reach]) - column[thread * SAMPLES + j];
                 const unsigned long long rounded = total + sweep.samples / 2;
                 unsigned whole = static_cast<unsigned>(static_cast<double>(rounded) * inverse);  // or one off
@@ -307,7 +318,7 @@ box_sweep(const Sample* __restrict__ in, Sample* __restrict__ out, const unsigne
         const unsigned char* entering = shared + step % 2 * 2 * pitch + staged.skew[step % 2][0];
         const unsigned char* leaving = shared + (step % 2 * 2 + 1) * pitch + staged.skew[step % 2][1];
         const int left_byte = staged.skew[step % 2][0] % 4, right_byte = (left_byte + reach * BYTES) % 4;
-        unsigned change[SAMPLES], total[CHANNELS], share[CHANNELS] = {}, before[CHANNELS];
+        unsigned change[SAMPLES], total[CHANNELS], share[CHANNELS] = {}, earlier[CHANNELS];
         const auto changes = [&](auto right, auto left) {
             window_changes<Sample, CHANNELS, right.value, left.value>(change, total, entering + thread * 4 * WORDS,
                                                                       leaving + thread * 4 * WORDS, reach * BYTES, 0xFF01u, 0x01FFu);
@@ -323,16 +334,16 @@ box_sweep(const Sample* __restrict__ in, Sample* __restrict__ out, const unsigne
 #pragma unroll
             for (int c = 0; c < CHANNELS; ++c)
                 share[c] += reinterpret_cast<const Sample*>(entering)[i + c] - reinterpret_cast<const Sample*>(leaving)[i + c];
-        sums[step % 2].add(before, total, share);
+        sums[step % 2].add(earlier, total, share);
         ask(step + 2);
 #pragma unroll
-        for (int c = 0; c < CHANNELS; ++c) before[c] += back;
+        for (int c = 0; c < CHANNELS; ++c) earlier[c] += back;
 #pragma unroll
         for (int i = 0; i < WORDS; ++i) {
 #pragma unroll
             for (int k = 0; k < A_WORD; ++k) {
                 const int j = i * A_WORD + k;
-                const unsigned u = rest[j] + change[j] + before[j % CHANNELS];
+                const unsigned u = rest[j] + change[j] + earlier[j % CHANNELS];
                 const unsigned quotient = __umulhi(u, sweep.multiplier) >> sweep.shift;
                 rest[j] = u - quotient * sweep.samples;
                 mean[i] += quotient << 8 * BYTES * k;

@@ -124,7 +124,7 @@ def _cuts(view: View, dtype: np.dtype[Any]) -> list[Cut]:
         outputs = min(up_to(-(-out_columns // tiles), VECTOR_BYTES), out_columns)
         threads = up_to(-(-outputs * channels // samples), 32)
         pitch = up_to((threads * samples + taps_x * channels) * dtype.itemsize + SLACK_BYTES, SECTOR_BYTES)
-        # Rows, results, and the sources of samples beyond the edges.
+        # Rows, results, and the sources of pixels beyond the edges.
         shared = 4 * pitch + 4 * threads * shape.words + 2 * _beyond(view, outputs)
         at_once = min((shared_bytes_a_block() + 1024) // (shared + STATIC_BYTES), shape.threads // threads)
         if at_once == 0 or outputs * (tiles - 1) >= out_columns:
@@ -147,13 +147,13 @@ def _cuts(view: View, dtype: np.dtype[Any]) -> list[Cut]:
 
 
 def _beyond(view: View, outputs: int) -> int:
-    """The most samples of a strip that lie beyond a row's ends."""
+    """The most pixels of a strip that lie beyond a row's ends."""
     if view.across is None or view.across.mode == "valid":
-        return 2 * view.channels
+        return 2
     before, taps = view.across.before, view.across.taps
     starts = range(0, view.columns, outputs)
     strips = ((x - before - 1, min(x + outputs, view.columns) - before + taps - 1) for x in starts)
-    return view.channels * max(max(-left, 0) + max(right - view.columns, 0) for left, right in strips)
+    return max(max(-left, 0) + max(right - view.columns, 0) for left, right in strips)
 
 
 def _output(view: View) -> tuple[int, int]:
