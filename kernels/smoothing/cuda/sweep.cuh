@@ -12,8 +12,9 @@
 //   box_sweep    a block goes down a band of a strip; the window of row y is that of row y - 1 plus the sum across of
 //                D[x] = entering row - leaving row. A thread has neighbouring windows, whose sums differ by D at their two edges:
 //     sums of these differences in the thread and the warp, and a share of the strip's first window -> barrier
-//     -> ask for the rows after the next, whose place is free now -> sums of the threads before -> divide -> the warp stores
-//     -> [the next rows arrive] -> samples beyond the edge -> barrier, at edges only
+//     -> sums of the threads before -> divide -> the warp stores -> [the next rows arrive] -> pixels beyond the edge
+//     -> barrier, at edges only
+//   The last warp meets the others at these barriers, and asks for the rows after the next once their place is free.
 // A result is kept as its mean m and the rest r of the division, so that 32 bits suffice: m n + r = sum + n / 2.
 // A band is as high as the window, or a whole part of it, so that one block's leaving row is another's entering one at
 // nearly the same time, and comes from L2.
@@ -109,14 +110,14 @@ __device__ inline T whole_warp_sum(T value) {
     else return __shfl_sync(WHOLE_WARP, inclusive_warp_sum(value), 31);
 }
 
-// Sums over a block's threads for each channel: all threads' `first`, and `total` of those before this one.
+// Sums over the threads of a block's first warps for each channel: all threads' `first`, and `total` of those before this one.
 template <typename T, int CHANNELS>
 struct BlockSums {
     T totals[CHANNELS][32], firsts[CHANNELS][32];
 
     // Has a barrier; `before` receives the sums. Free again after the block's next barrier.
-    __device__ void add(T (&before)[CHANNELS], const T (&total)[CHANNELS], const T (&first)[CHANNELS]) {
-        const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
+    __device__ void add(T (&before)[CHANNELS], const T (&total)[CHANNELS], const T (&first)[CHANNELS], int warps) {
+        const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 #pragma unroll
         for (int c = 0; c < CHANNELS; ++c) {
             before[c] = inclusive_warp_sum(total[c]);
@@ -142,7 +143,7 @@ box_sweep(const Sample* __restrict__ in, Sample* __restrict__ out, const unsigne
     __shared__ BlockSums<unsigned long long, CHANNELS> first_sums;
     __shared__ Staged staged;
     __shared__ __align__(8) unsigned long long arrivals[2];  // of the stages' rows
-    const int pitch = sweep.pitch, threads = blockDim.x;
+    const int pitch = sweep.pitch, warps = blockDim.x / 32 - 1, threads = 32 * warps;  // but for the last, which asks for rows
     const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
     unsigned* results = reinterpret_cast<unsigned*>(shared + 4 * pitch) + warp * 32 * WORDS;  // after [stage][entering, leaving][pitch]
     unsigned short* source = reinterpret_cast<unsigned short*>(shared + 4 * pitch + 4 * threads * WORDS);  // of pixels beyond the ends
@@ -166,9 +167,9 @@ box_sweep(const Sample* __restrict__ in, Sample* __restrict__ out, const unsigne
         return pixel < 0 ? -1 : static_cast<int>(pixel * CHANNELS + at % CHANNELS);
     };
 
-    // Starts copying the rows of a step: half of the first warp takes each.
+    // Starts copying the rows of a step: half of the warp takes each.
     const auto ask = [&](int step) {
-        if (warp != 0 || step >= height) return;
+        if (step >= height) return;
         const int k = lane / 16, part = lane % 16;
         const int row = border_index(first + step - 1 + (k == 0 ? sweep.taps_y : 0), sweep.rows, sweep.mode_y);
         unsigned char* slot = shared + (step % 2 * 2 + k) * pitch;
@@ -209,7 +210,6 @@ box_sweep(const Sample* __restrict__ in, Sample* __restrict__ out, const unsigne
         const int stage = step % 2;
         wait_for_arrival(shared_address(&arrivals[stage]), (step - 1) / 2);
 #if __CUDA_ARCH__ < 900
-        wait_for_copies();
         __syncthreads();
 #endif
         if (beyond == 0) return;
@@ -218,27 +218,48 @@ box_sweep(const Sample* __restrict__ in, Sample* __restrict__ out, const unsigne
         for (int k = 0; k < 2; ++k) samples[k] = reinterpret_cast<Sample*>(shared + (stage * 2 + k) * pitch + staged.skew[stage][k]);
         for (int j = thread; j < beyond; j += threads) {
             const int i = (j < before ? j : j - before + after) * CHANNELS, from = source[j];
+            if (from < FAR_SOURCE) {
 #pragma unroll
-            for (int c = 0; c < CHANNELS; ++c)
-#pragma unroll
-                for (int k = 0; k < 2; ++k) {
-                    if (from < FAR_SOURCE) {
-                        samples[k][i + c] = samples[k][from * CHANNELS + c];
-                    } else {
-                        const int row = staged.row[stage][k];
-                        samples[k][i + c] = from == CONSTANT_SOURCE || row < 0 ? static_cast<Sample>(sweep.fill)
-                                                                                : __ldg(line_of(row) + place_of(i + c));
-                    }
+                for (int c = 0; c < CHANNELS; ++c) {
+                    samples[0][i + c] = samples[0][from * CHANNELS + c];
+                    samples[1][i + c] = samples[1][from * CHANNELS + c];
                 }
+                continue;
+            }
+#pragma unroll 1
+            for (int part = 0; part < 2 * CHANNELS; ++part) {
+                const int c = part / 2, row = staged.row[stage][part % 2];
+                samples[part % 2][i + c] = from == CONSTANT_SOURCE || row < 0 ? static_cast<Sample>(sweep.fill)
+                                                                              : __ldg(line_of(row) + place_of(i + c));
+            }
         }
         fence_bulk_copies();
         __syncthreads();
     };
 
-    // The column sums of the first window, in the place of the rows.
-    unsigned* column = reinterpret_cast<unsigned*>(shared);
     if (thread < 2) init_arrival(&arrivals[thread], 2);
     fence_bulk_copies();
+    if (warp == warps) {
+        __syncthreads();
+        __syncthreads();
+        __syncthreads();
+        ask(1);
+        ask(2);
+        __syncthreads();
+#pragma unroll 1
+        for (int step = 1; step < height; ++step) {
+#if __CUDA_ARCH__ < 900
+            wait_for_copies();
+            __syncthreads();
+#endif
+            if (beyond > 0) __syncthreads();
+            __syncthreads();
+            ask(step + 2);
+        }
+        return;
+    }
+    // The column sums of the first window, in the place of the rows.
+    unsigned* column = reinterpret_cast<unsigned*>(shared);
     for (int i = thread; i < span; i += threads) {
         unsigned sum = 0;
         const int from = place_of(i), inside = from - left;
@@ -274,7 +295,7 @@ box_sweep(const Sample* __restrict__ in, Sample* __restrict__ out, const unsigne
         for (int i = thread * CHANNELS; i < reach; i += threads * CHANNELS)
 #pragma unroll
             for (int c = 0; c < CHANNELS; ++c) share[c] += column[i + c];
-        first_sums.add(earlier, sum, share);
+        first_sums.add(earlier, sum, share, warps);
         const double inverse = 1.0 / sweep.samples;
 #pragma unroll
         for (int j = 0; j < SAMPLES; ++j) {
@@ -293,8 +314,6 @@ box_sweep(const Sample* __restrict__ in, Sample* __restrict__ out, const unsigne
         }
     }
     __syncthreads();
-    ask(1);
-    ask(2);
     Sample* target = out + (plane * sweep.out_rows + static_cast<long long>(band) * sweep.band_rows) * out_samples + x + warp * 32 * SAMPLES;
     const int stored = min(wanted - warp * 32 * SAMPLES, 32 * SAMPLES);
     const auto store = [&] {
@@ -334,8 +353,7 @@ box_sweep(const Sample* __restrict__ in, Sample* __restrict__ out, const unsigne
 #pragma unroll
             for (int c = 0; c < CHANNELS; ++c)
                 share[c] += reinterpret_cast<const Sample*>(entering)[i + c] - reinterpret_cast<const Sample*>(leaving)[i + c];
-        sums[step % 2].add(earlier, total, share);
-        ask(step + 2);
+        sums[step % 2].add(earlier, total, share, warps);
 #pragma unroll
         for (int c = 0; c < CHANNELS; ++c) earlier[c] += back;
 #pragma unroll
