@@ -7,7 +7,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -15,6 +15,10 @@ import numba
 import numba.np.linalg
 from numba.core import event
 from numba.core.caching import FunctionCache
+from numba.core.codegen import JITCodeLibrary
+from numba.core.compiler import Compiler
+from numba.core.registry import CPUDispatcher
+from numba.core.types.misc import unliteral
 
 from kernels.runtime import compiling
 from kernels.runtime.binaries import cache_folder
@@ -58,11 +62,69 @@ def compiled(function: Function) -> Function:
 
     Cached in NUMBA_CACHE_DIR or the user's cache folder; if neither is writable, each process compiles it again.
     """
-    with _own_folder():
-        body = numba.njit(nogil=True, error_model="numpy")(function)
-        with suppress(RuntimeError):  # "no locator available": no writable folder
-            body._cache = _MendingCache(function)
-    return cast("Function", body)
+    return cast("Function", _Compiled(function))
+
+
+class _CalleeLibrary(JITCodeLibrary):  # type: ignore[misc]
+    """Code that is optimised and translated with that of its callers: by itself, it stays as it is."""
+
+    def _optimize_final_module(self) -> None:
+        pass
+
+    def _finalize_final_module(self) -> None:
+        self._finalize_dynamic_globals()
+        self._finalized = True
+
+    def get_pointer_to_function(self, name: str) -> int:
+        return 0  # to no machine code
+
+    @property
+    def codegen(self) -> _CalleeLibrary:
+        return self  # for `set_env`
+
+    def set_env(self, name: str, environment: Any) -> None:
+        """Only machine code has one, and only code that calls Python reads it."""
+
+
+class _CalleeCompiler(Compiler):  # type: ignore[misc]
+    def __init__(self, typing: Any, target: Any, _library: None, *rest: Any) -> None:
+        super().__init__(typing, target, _CalleeLibrary(target.codegen(), "callee"), *rest)
+
+
+_OPTIONS = {"nopython": True, "nogil": True, "error_model": "numpy", "no_cfunc_wrapper": True}
+
+
+class _Callee(CPUDispatcher):  # type: ignore[misc]
+    """A function as other compiled functions call it. Numba would translate it by itself too, with code that converts
+    Python's arguments, and again for each constant that is passed: more than half the time that compiling takes.
+    """
+
+    def __init__(self, function: Any) -> None:
+        super().__init__(
+            function, targetoptions=_OPTIONS | {"no_cpython_wrapper": True}, pipeline_class=_CalleeCompiler
+        )
+
+    def get_call_template(self, args: Any, kws: Any) -> Any:
+        return super().get_call_template(map(unliteral, args), {name: unliteral(kws[name]) for name in kws})
+
+
+class _Compiled(CPUDispatcher):  # type: ignore[misc]
+    """A function as Python calls it; as `callee` for Numba."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__(function, targetoptions=_OPTIONS)
+        with _own_folder(), suppress(RuntimeError):  # "no locator available": no writable folder
+            self._cache = _MendingCache(function)
+
+    @cached_property
+    def callee(self) -> _Callee:
+        return _Callee(self.py_func)
+
+    def get_call_template(self, args: Any, kws: Any) -> Any:
+        return self.callee.get_call_template(args, kws)
+
+    def get_overload(self, sig: Any) -> Any:
+        return self.callee.get_overload(sig)
 
 
 class _MendingCache(FunctionCache):  # type: ignore[misc]

@@ -114,6 +114,15 @@ class Page:
         return -(-self.block_row_bytes // 8) if self.dtype.kind == "b" else self.block_row_bytes
 
     @property
+    def pixels(self) -> tuple[int, int]:
+        """Columns of a strip or tile, and samples of its pixels."""
+        return self.block[1], self.block_samples
+
+    def height(self, down: int) -> int:
+        """Rows that a strip or tile holds, of those `down` from the top."""
+        return self.block[0] if self.tiled else min(self.block[0], self.shape[0] - down * self.block[0])
+
+    @property
     def plane_bytes(self) -> int:
         return self.shape[0] * self.shape[1] * self.shape[2] * self.dtype.itemsize
 

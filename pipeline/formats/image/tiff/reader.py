@@ -17,7 +17,6 @@ from pipeline.codecs.scratch import scratch
 from pipeline.formats.image.base import (
     ImageHeader,
     ImageReader,
-    Part,
     Place,
     Region,
     Schedule,
@@ -25,14 +24,12 @@ from pipeline.formats.image.base import (
     require_fit,
 )
 from pipeline.formats.image.contiguous import ContiguousSamples
-from pipeline.formats.image.tiff.blocks import DecodedBlocks, Span
+from pipeline.formats.image.tiff.blocks import BlockPart, DecodedBlocks, Span
 from pipeline.formats.image.tiff.described import described
 from pipeline.formats.image.tiff.ifd import read_directories
 from pipeline.formats.image.tiff.page import Page
 from pipeline.formats.image.tiff.stack import Stack, arrange, at_level
 from pipeline.storage.object_file import opened_to_read
-
-_Block = tuple[Part, Part]  # what a region has of a strip or tile, along rows and columns
 
 
 @dataclass(frozen=True)
@@ -144,20 +141,17 @@ class TiffReader(ImageReader):
         if page.raw and not page.tiled:
             self._read_strips(page, plane, piece, target)
             return
-        busy: list[_Block] = []
         blocks = list(
-            itertools.product(
-                blocks_along(piece.rows, page.block[0]),
-                blocks_along(piece.columns, page.block[1] * self._blocks.at_once(page)),
-            )
+            itertools.product(blocks_along(piece.rows, page.block[0]), blocks_along(piece.columns, page.block[1]))
         )
-        channels = slice(*piece.channels)
+        channels, busy = slice(*piece.channels), list[BlockPart]()
+        left = self._blocks.read_together(page, plane, blocks, channels, target, at)
 
-        def copy(block: _Block) -> None:
+        def copy(block: BlockPart) -> None:
             if not self._copy_block(page, plane, block, channels, target, at, wait=False):
                 busy.append(block)
 
-        missing, here = split(blocks, lambda block: self._blocks.lacks(page, (plane, block[0][0], block[1][0])))
+        missing, here = split(left, lambda block: self._blocks.lacks(page, (plane, block[0][0], block[1][0])))
         for_each(copy, here + missing, page.block_bytes)  # those first that may leave their memory to others
         for block in busy:
             self._copy_block(page, plane, block, channels, target, at, wait=True)
@@ -181,16 +175,16 @@ class TiffReader(ImageReader):
         samples.read(self._file, piece.region, target)
 
     def _copy_block(
-        self, page: Page, plane: int, block: _Block, channels: slice, target: NDArray[Any], at: Place, *, wait: bool
+        self, page: Page, plane: int, block: BlockPart, channels: slice, target: NDArray[Any], at: Place, *, wait: bool
     ) -> bool:
         """Copy what the region has of one strip or tile; False if another thread is decoding it and `wait` is False."""
         (down, rows, within_rows), (across, columns, within_columns) = block
         place = (plane, down, across)
-        offset = int(page.offsets[place]) if self._blocks.at_once(page) == 1 else None
-        if offset == 0:
+        offset = int(page.offsets[place])
+        if not offset:
             target[rows, columns] = 0
             return True
-        if page.raw and offset is not None:
+        if page.raw:
             within = _Piece(_span(within_rows), _span(within_columns), _span(channels))
             samples = math.prod(within.shape)
             stored = scratch("samples", samples * page.dtype.itemsize).view(page.dtype).reshape(within.shape)
