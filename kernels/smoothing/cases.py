@@ -39,6 +39,7 @@ class Case:
     axes: tuple[int, ...]
     sizes: tuple[int, ...] | None = None  # box: samples along each of `axes`
     sigmas: tuple[float, ...] | None = None  # Gaussian: standard deviation along each of `axes`
+    orders: tuple[int, ...] | None = None  # Gaussian: derivatives, which the oracles do not know
     modes: tuple[str, ...]
     cval: float = 0
     content: str = "random"
@@ -59,13 +60,15 @@ class Case:
         if self.sizes is not None:
             return box(image, self.sizes, **common)
         assert self.sigmas is not None
-        return gaussian(image, self.sigmas, **common)
+        return gaussian(image, self.sigmas, order=self.orders or 0, **common)
 
     def windows(self) -> list[Window]:
         if self.sizes is not None:
             made = [box_window(a, s, m) for a, s, m in zip(self.axes, self.sizes, self.modes, strict=True)]
         else:
-            made = gaussian_windows(self.axes, self.sigmas or (), self.modes, np.dtype(self.dtype))
+            made = gaussian_windows(
+                self.axes, self.sigmas or (), self.modes, np.dtype(self.dtype), orders=self.orders
+            )  # fmt: skip
         return sorted((window for window in made if window.taps > 1), key=lambda window: window.axis)
 
     def exact(self) -> Array:

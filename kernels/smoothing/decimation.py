@@ -7,8 +7,8 @@ of factor d <= 8:
     decimate      c[j] = sum over k of B[k] x[d j + k]
     interpolate   y[i] = sum over j of d B[i - d j] c[j]
 where B is m boxes of d samples convolved (a B-spline of order m), whose spectrum has an m-fold zero at every frequency
-that folds onto a low one; for m = 4 these zeros are moved apart (`MOVED`). From sigma 8 to 12.8, where D = 4 leaves 2
-coarse samples, B is `QUARTER`, which is small as far around these frequencies as the Gaussian's spectrum reaches.
+that folds onto a low one; for m = 4 these zeros are moved apart (`MOVED`). If d = 4 leaves less than 3.2 coarse
+samples, B is `QUARTER`, which is small as far around these frequencies as the spectrum of 2 coarse samples reaches.
 Between decimation and interpolation the coarse samples are smoothed with weights whose spectrum is that of the Gaussian
 divided by those of all stages, cut at 5 sigma.
 

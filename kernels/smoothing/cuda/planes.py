@@ -23,12 +23,14 @@ BLOCKS_A_MULTIPROCESSOR = 12  # several times what runs at once, so that the las
 LEAST_STEPS, LEAST_SMALL_STEPS = 24, 8  # the second if the first leave multiprocessors idle
 C_TYPES = {"uint8": "unsigned char", "uint16": "unsigned short", "int16": "short", "float32": "float"}
 STAGES = ((2, 6), (4, 6), (8, 4), (8, 6))  # factors and orders
+BYTE_STAGES = ((4, 6), (8, 4))  # the last to be interpolated for results that are bytes
 PREFILTERS = ((2, 7), (4, 19), (4, 23), (8, 29), (8, 43))  # factors and taps
 ENTRIES = (
     *(f"decimate_plane<{c}, {factor}, {taps}>" for c in C_TYPES.values() for factor, taps in PREFILTERS),
     *(
         f"interpolate_plane<{c}, {factor}, {order}, {order_y}>"
         for c, (factor, order), order_y in itertools.product(C_TYPES.values(), STAGES, (4, 6))
+        if c != "unsigned char" or (factor, order) in BYTE_STAGES
     ),
 )
 
