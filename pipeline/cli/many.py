@@ -39,10 +39,11 @@ def run_many(
     kind = workload_named(workload)
     check_folder(inputs, folder, kind)
     files = matching(inputs, kind)
-    whole_files.prepare(len(files))
+    wait_for_loops = whole_files.prepare(len(files))
     wanted = named(files, folder, template or DEFAULT_NAME, kind)
     asked = ManyOptions(workload=workload, parameters=parameters, folder=folder, run=options)
     with open_executor(settings) as executor:
+        wait_for_loops()
         if dry_run:
             plan = ManyFilesRun(asked, executor.device).describe(wanted)
             say(to_json(plan) if as_json else "\n".join(map(printable, _plan_lines(plan))))

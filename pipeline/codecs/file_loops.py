@@ -221,25 +221,36 @@ def _in_runs(descriptor: Any, start: Any, strides: Any, extents: Any, itemsize: 
 
 @compiled
 def is_sound(data: Any, nbytes: Any) -> Any:
-    """Whether a Blosc chunk's header declares its length and these decoded bytes, and its table of blocks lies within
-    the chunk: the decoder trusts them."""
-    size = len(data)
-    if size < _HEADER_BYTES or data[0] != _BLOSC_VERSION or data[3] == 0:
+    """As `_is_sound`, of an array."""
+    return _is_sound(data.ctypes.data, len(data), nbytes)
+
+
+@compiled
+def _is_sound(chunk: Any, size: Any, nbytes: Any) -> Any:
+    """Whether the header of a Blosc chunk at an address declares its length and these decoded bytes, and its table of
+    blocks lies within the chunk: the decoder trusts them."""
+    if size < _HEADER_BYTES:
         return False
-    decoded, block, stored = data[4:_HEADER_BYTES].view(np.uint32)
-    if stored != size or decoded != nbytes:
+    first = _load_int32(chunk)  # version, version of the codec, flags, bytes of an item
+    if first & 0xFF != _BLOSC_VERSION or (first >> 24) & 0xFF == 0:
         return False
-    if data[2] & _BLOSC_STORED:
+    decoded, block = np.int64(np.uint32(_load_int32(chunk + 4))), np.int64(np.uint32(_load_int32(chunk + 8)))
+    if np.int64(np.uint32(_load_int32(chunk + 12))) != size or decoded != nbytes:
+        return False
+    if (first >> 16) & _BLOSC_STORED:
         return size == nbytes + _HEADER_BYTES
     if nbytes == 0:
         return True
     if block == 0 or block > decoded:
         return False
-    end = _HEADER_BYTES + 4 * -(-nbytes // np.int64(block))
+    end = _HEADER_BYTES + 4 * -(-nbytes // block)
     if end > size:
         return False
-    starts = data[_HEADER_BYTES:end].view(np.int32)
-    return starts.min() >= end and starts.max() <= size - 4
+    for place in range(_HEADER_BYTES, end, 4):
+        start = _load_int32(chunk + place)
+        if start < end or start > size - 4:
+            return False
+    return True
 
 
 @compiled
@@ -262,7 +273,7 @@ def _read_chunk(
     if memory == 0:
         memory = samples.ctypes.data
     if row[HELD] == 0:
-        name = names[row[NAME] :].ctypes.data
+        name = names.ctypes.data + row[NAME]
         descriptor = _open(folder, name, _READ, 0, resolve)
         if descriptor == -_ENOENT:
             link = np.empty(1, np.uint8)
@@ -290,7 +301,7 @@ def _read_chunk(
             else:
                 is_done = 0 <= length <= len(encoded)
                 is_done = is_done and pread(descriptor, encoded.ctypes.data, length, 0) == length
-                is_done = is_done and is_sound(encoded[:length], nbytes)
+                is_done = is_done and _is_sound(encoded.ctypes.data, length, nbytes)
                 is_done = is_done and np.int32(call(decoder, (encoded.ctypes.data, memory, nbytes, 1))) == nbytes
             _close(descriptor)
             if is_placed or not is_done:
@@ -332,7 +343,7 @@ def open_files(files: Table, heads: Memory, names: Memory, name_at: Table, folde
     """
     link = np.empty(1, np.uint8)
     for number in range(len(files)):
-        name = names[name_at[number] :].ctypes.data
+        name = names.ctypes.data + name_at[number]
         descriptor = _open(folder, name, _READ, 0, resolve)
         files[number, 0] = descriptor
         if descriptor < 0:
@@ -418,7 +429,7 @@ def write_chunks(
             if parent >= 0:
                 _close(parent)
             known = row[PARENT]
-            parent = _open(folder, names[known:].ctypes.data, _FOLDER, 0, NO_LINKS)
+            parent = _open(folder, names.ctypes.data + known, _FOLDER, 0, NO_LINKS)
         if parent < 0:
             continue
         descriptor = _open(begun, temporary.ctypes.data, _CREATE, 0o666, NO_LINKS)
@@ -428,7 +439,7 @@ def write_chunks(
             row, kind, encoder, options, codec, strides, shape, itemsize, samples, encoded, descriptor
         )
         is_done = _close(descriptor) == 0 and is_done
-        if is_done and _renameat(begun, temporary.ctypes.data, parent, names[row[NAME] :].ctypes.data) == 0:
+        if is_done and _renameat(begun, temporary.ctypes.data, parent, names.ctypes.data + row[NAME]) == 0:
             ends[number] = DONE
     if parent >= 0:
         _close(parent)

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 
@@ -191,22 +190,16 @@ class Scan:
 
     def add_all(self, wanted: Sequence[Wanted]) -> None:
         """As `add` of each. Of thousands, compiled loops find those that are like one that was read."""
-        for number, each in enumerate(wanted):
-            loops = loops_for(len(wanted) - number, waits=False)
-            if loops is not None:
-                self._add_quickly(wanted[number:], loops)
-                return
-            self.add(each)
-
-    def _add_quickly(self, wanted: Sequence[Wanted], loops: ModuleType) -> None:
+        loops = loops_for(len(wanted))
+        if loops is None:
+            for each in wanted:
+                self.add(each)
+            return
         paths, names = [_absolute(each.input) for each in wanted], [each.output.name for each in wanted]
         files, left = WholeFiles(loops, paths, names), np.arange(len(wanted))
         sizes = files.rows[:, loops.NBYTES]  # 0: not looked at
-        templates = [each for alike in self._templates.values() for each in alike]
         while len(left):
-            template = templates.pop() if templates else None
-            if template is None:
-                template, left = self.add(wanted[left[0]]), left[1:]
+            template, left = self.add(wanted[left[0]]), left[1:]
             if template is None:
                 continue
             before, nbytes, after = template.before, template.kind.nbytes, template.after

@@ -1,13 +1,13 @@
-"""Many small files that are opened, read, written and renamed by the loops of `pipeline.codecs.file_loops`: so many in
-one call, without the interpreter's lock. Files that a loop leaves are left to the caller's slower way, which names the
-fault."""
+"""Many small files, compared, read, written and renamed by the loops of `pipeline.codecs.file_loops`: hundreds in one
+call, which does not hold the interpreter's lock. A loop skips files with any error; the caller's slower way names it.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from itertools import accumulate
@@ -28,34 +28,26 @@ _LOOPS = "pipeline.codecs.file_loops"
 Numbers = NDArray[np.int64]
 
 
-_is_loading = threading.Event()
-
-
-def loops_for(count: int, *, waits: bool = True) -> ModuleType | None:
-    """The loops, if they are loaded, or worth loading for so many files.
-
-    waits : for those that another thread loads
-    """
-    if not waits and _is_loading.is_set():
-        return None
+def loops_for(count: int) -> ModuleType | None:
+    """The loops, if they are loaded, or worth loading for so many files."""
     is_worth_it = count >= (FEW_WITH_NUMBA if "numba" in sys.modules else FEW) or (count and _LOOPS in sys.modules)
     return import_module(_LOOPS) if is_worth_it else None
 
 
-def prepare(count: int) -> None:
-    """Load the loops in a thread, if so many files will use them: meanwhile a GPU starts."""
-    if count >= FEW and _LOOPS not in sys.modules:
-        _is_loading.set()
-        threading.Thread(target=_load, name="load-file-loops").start()
+def prepare(count: int) -> Callable[[], None]:
+    """Begin to load the loops in a thread, if so many files will use them: meanwhile a GPU starts. Returns a function
+    that waits until they are loaded."""
+    if count < FEW or _LOOPS in sys.modules:
+        return lambda: None
+    thread = threading.Thread(target=_load, name="load-file-loops")
+    thread.start()
+    return thread.join
 
 
 def _load() -> None:
-    try:
-        loops = import_module(_LOOPS)
-        # Numba's first call takes longest.
-        loops.move_files(np.zeros((0, 5), np.int64), np.zeros(0, np.int8), np.zeros(1, np.uint8), 0, 0)
-    finally:
-        _is_loading.clear()
+    loops = import_module(_LOOPS)
+    # Numba's first call takes longest.
+    loops.move_files(np.zeros((0, 5), np.int64), np.zeros(0, np.int8), np.zeros(1, np.uint8), 0, 0)
 
 
 class WholeFiles:
