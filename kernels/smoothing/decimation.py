@@ -14,8 +14,8 @@ divided by those of all stages, cut at 5 sigma.
 
 The weights that a sample receives differ from the real Gaussian's by at most `WEIGHT_ERROR` in all (the sum of the
 absolute differences, along one axis), measured over sigmas from 7.6 to 400: 0.05 of a step of 16 bits. m is 6, or 4 for
-stages after which sigma is still 8 samples or more. Bytes allow `BYTE_WEIGHT_ERROR`, 0.05 of their steps: sigma
-is between 2 D and 4 D, and m is 4 for stages of factor 8.
+stages after which sigma is still 8 samples or more. Bytes allow `BYTE_WEIGHT_ERROR`, 0.05 of their steps: D is at
+least 8 from sigma 16 on, and m is 4 for stages of factor 8.
 
 Source: Unser, Aldroubi and Eden, "Fast B-spline transforms for continuous image representation and interpolation",
 IEEE PAMI 13 (1991); the correction of the coarse weights is that of gridding in non-uniform FFTs.
@@ -31,8 +31,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 WEIGHT_ERROR, BYTE_WEIGHT_ERROR = 1.4e-6, 4e-4
-COARSE_SIGMA, BYTE_COARSE_SIGMA = 3.2, 2.0  # least standard deviation, in coarse samples
+COARSE_SIGMA = 3.2  # least standard deviation, in coarse samples
 QUARTER_FROM = 8.0  # the standard deviation from which D is at least 4, since `QUARTER` allows 2 coarse samples
+EIGHTH_FROM = 16.0  # likewise for bytes, 8
 # Weights at distances 0 … 11: of all with the sum 1, those of the least energy sum over j = 1, 2, 3 of the integral of
 # H(f + j / 4)**2 G(f)**2 over |f| < 1/8, where H is their spectrum, and G that of a Gaussian of 8.1 samples.
 QUARTER = (
@@ -116,9 +117,9 @@ def decimation(sigma: float, dtype: np.dtype, order: int = 0, *, bytewise: bool 
     bytewise : whether results are rounded to bytes
     """
     stages, factor = [], 1
-    whole = 1 << int(math.log2(sigma / (BYTE_COARSE_SIGMA if bytewise else COARSE_SIGMA)))
+    whole = 1 << int(math.log2(sigma / COARSE_SIGMA))
     if sigma >= QUARTER_FROM and order == 0:
-        whole = max(whole, 4)
+        whole = max(whole, 8 if bytewise and sigma >= EIGHTH_FROM else 4)
     while factor < whole:
         step = min(MOST_FACTOR, whole // factor)
         factor *= step
