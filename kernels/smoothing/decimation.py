@@ -7,10 +7,10 @@ of factor d <= 8:
     decimate      c[j] = sum over k of B[k] x[d j + k]
     interpolate   y[i] = sum over j of d B[i - d j] c[j]
 where B is m boxes of d samples convolved (a B-spline of order m), whose spectrum has an m-fold zero at every frequency
-that folds onto a low one; for m = 4 these zeros are moved apart (`MOVED`). For d = 4 and m = 6, B is `QUARTER` instead,
-which is small around these frequencies as far as the spectrum of a Gaussian of 2 coarse samples reaches. Between
-decimation and interpolation the coarse samples are smoothed with weights whose spectrum is that of the Gaussian divided
-by those of all stages, cut at 5 sigma.
+that folds onto a low one; for m = 4 these zeros are moved apart (`MOVED`). If d = 4 leaves less than 3.2 coarse
+samples, B is `QUARTER`, which is small as far around these frequencies as the spectrum of 2 coarse samples reaches.
+Between decimation and interpolation the coarse samples are smoothed with weights whose spectrum is that of the Gaussian
+divided by those of all stages, cut at 5 sigma.
 
 The weights that a sample receives differ from the real Gaussian's by at most `WEIGHT_ERROR` in all (the sum of the
 absolute differences, along one axis), measured over sigmas from 7.6 to 400: 0.05 of a step of 16 bits. m is 6, or 4 for
@@ -124,7 +124,7 @@ def decimation(sigma: float, dtype: np.dtype, order: int = 0, *, bytewise: bool 
         step = min(MOST_FACTOR, whole // factor)
         factor *= step
         short = sigma >= 8 * factor or (bytewise and step == MOST_FACTOR)
-        stages.append(_stage(step, 4 if short else 6, dtype))
+        stages.append(_stage(step, 4 if short else 6, dtype, quarter=step == 4 and sigma < COARSE_SIGMA * factor))
     spectrum = _coarse_spectrum(sigma / whole, stages)
     if order:
         # A cut at the same place leaves out more of a derivative, which falls later.
@@ -139,8 +139,8 @@ def decimation(sigma: float, dtype: np.dtype, order: int = 0, *, bytewise: bool 
 
 
 @functools.cache
-def _stage(factor: int, order: int, dtype: np.dtype) -> Stage:
-    down = _prefilter(factor, order)
+def _stage(factor: int, order: int, dtype: np.dtype, *, quarter: bool) -> Stage:
+    down = np.array((*QUARTER[:0:-1], *QUARTER)) if quarter else _spline(factor, order)
     reach = len(down) // 2
     up = np.zeros((factor, order))
     for phase in range(factor):
@@ -152,11 +152,8 @@ def _stage(factor: int, order: int, dtype: np.dtype) -> Stage:
     return Stage(factor=factor, order=order, down=next(rounded), up=tuple(rounded))
 
 
-def _prefilter(factor: int, order: int) -> NDArray[np.float64]:
+def _spline(factor: int, order: int) -> NDArray[np.float64]:
     """B of the module's docstring, from its first sample to its last."""
-    if (factor, order) == (4, 6):
-        half = np.array(QUARTER)
-        return np.asarray(np.concatenate((half[:0:-1], half)) / (half[0] + 2 * half[1:].sum()))
     spline = np.ones(1)
     for zero in MOVED if order == 4 else (0.0,) * (order // 2):
         wave = np.exp(2j * math.pi * zero / factor * (np.arange(factor) - (factor - 1) / 2))
@@ -172,6 +169,6 @@ def _coarse_spectrum(sigma: float, stages: list[Stage]) -> NDArray[np.float64]:
     for stage in stages:
         distance = np.arange(-stage.reach, stage.reach + 1)
         cosines = np.cos(2 * math.pi / step * frequency[:, None] * distance)
-        spectrum = spectrum / (cosines @ _prefilter(stage.factor, stage.order)) ** 2
+        spectrum = spectrum / (cosines @ np.array(stage.down)) ** 2
         step //= stage.factor
     return spectrum

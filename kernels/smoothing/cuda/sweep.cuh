@@ -12,15 +12,16 @@
 //   box_sweep    a block goes down a band of a strip; the window of row y is that of row y - 1 plus the sum across of
 //                D[x] = entering row - leaving row. A thread has neighbouring windows, whose sums differ by D at their two edges:
 //     sums of these differences in the thread and the warp, and a share of the strip's first window -> barrier
-//     -> ask for the rows after the next, whose place is free now -> sums of the threads before -> divide -> the warp stores
-//     -> [the next rows arrive] -> samples beyond the edge -> barrier, at edges only
+//     -> sums of the threads before -> divide -> the warp stores -> [the next rows arrive] -> pixels beyond the edge
+//     -> barrier, at edges only
+//   The last warp meets the others at these barriers, and asks for the rows after the next once their place is free.
 // A result is kept as its mean m and the rest r of the division, so that 32 bits suffice: m n + r = sum + n / 2.
 // A band is as high as the window, or a whole part of it, so that one block's leaving row is another's entering one at
-// nearly the same time, and comes from L2.
+// nearly the same time: bytes then come from L2, 16 bits not.
 //
 // Floors for N samples of b bytes (8192 x 8192 u16 RGB, 1023 x 1023) on an H200 (4.2 TB/s, 132 multiprocessors at 1.98 GHz):
 //   bytes         3 N b: read by both kernels, written once       288 us
-//   instructions  about 17 a result                               105 us
+//   instructions  37 a result (counted by ncu)                    220 us
 //   shared        2 b for each sample read and 9 b a result       140 us
 
 constexpr int START_EACH = 8;
@@ -62,10 +63,14 @@ box_starts(const Sample* __restrict__ in, unsigned* __restrict__ sums, Sweep swe
     const int first = band * sweep.band_rows - (sweep.mode_y == VALID ? 0 : sweep.before_y);
     const Sample* source = in + plane * sweep.rows * row_samples + at;
     unsigned sum[START_EACH] = {};
-    if (sweep.aligned && own == START_EACH && first >= 0 && first + sweep.start_rows <= sweep.rows) {
-        const Sample* line = source + static_cast<long long>(first) * row_samples;
-#pragma unroll 8
-        for (int row = 0; row < sweep.start_rows; ++row, line += row_samples) {
+    const bool inside = first >= 0 && first + sweep.start_rows <= sweep.rows;
+    const auto line_of = [&](int row) {
+        return source + static_cast<long long>(inside ? row : border_index(row, sweep.rows, sweep.mode_y)) * row_samples;
+    };
+    if (sweep.aligned && own == START_EACH && (inside || sweep.mode_y != CONSTANT)) {
+#pragma unroll 4
+        for (int row = 0; row < sweep.start_rows; ++row) {
+            const Sample* line = line_of(first + row);
             unsigned word[WORDS];
             if constexpr (WORDS == 4) {
                 const uint4 found = __ldg(reinterpret_cast<const uint4*>(line));
@@ -105,14 +110,14 @@ __device__ inline T whole_warp_sum(T value) {
     else return __shfl_sync(WHOLE_WARP, inclusive_warp_sum(value), 31);
 }
 
-// Sums over a block's threads for each channel: all threads' `first`, and `total` of those before this one.
+// Sums over the threads of a block's first warps for each channel: all threads' `first`, and `total` of those before this one.
 template <typename T, int CHANNELS>
 struct BlockSums {
     T totals[CHANNELS][32], firsts[CHANNELS][32];
 
     // Has a barrier; `before` receives the sums. Free again after the block's next barrier.
-    __device__ void add(T (&before)[CHANNELS], const T (&total)[CHANNELS], const T (&first)[CHANNELS]) {
-        const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
+    __device__ void add(T (&before)[CHANNELS], const T (&total)[CHANNELS], const T (&first)[CHANNELS], int warps) {
+        const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 #pragma unroll
         for (int c = 0; c < CHANNELS; ++c) {
             before[c] = inclusive_warp_sum(total[c]);
@@ -138,10 +143,10 @@ box_sweep(const Sample* __restrict__ in, Sample* __restrict__ out, const unsigne
     __shared__ BlockSums<unsigned long long, CHANNELS> first_sums;
     __shared__ Staged staged;
     __shared__ __align__(8) unsigned long long arrivals[2];  // of the stages' rows
-    const int pitch = sweep.pitch, threads = blockDim.x;
+    const int pitch = sweep.pitch, warps = blockDim.x / 32 - 1, threads = 32 * warps;  // but for the last, which asks for rows
     const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
     unsigned* results = reinterpret_cast<unsigned*>(shared + 4 * pitch) + warp * 32 * WORDS;  // after [stage][entering, leaving][pitch]
-    unsigned short* source = reinterpret_cast<unsigned short*>(shared + 4 * pitch + 4 * threads * WORDS);  // of samples beyond the ends
+    unsigned short* source = reinterpret_cast<unsigned short*>(shared + 4 * pitch + 4 * threads * WORDS);  // of pixels beyond the ends
 
     const int tile = blockIdx.x % sweep.tiles, band = blockIdx.x / sweep.tiles % sweep.bands;
     const long long plane = blockIdx.x / sweep.tiles / sweep.bands;
@@ -151,7 +156,7 @@ box_sweep(const Sample* __restrict__ in, Sample* __restrict__ out, const unsigne
     // The strip begins a pixel before its first window.
     const int left = x - (sweep.mode_x == VALID ? 0 : sweep.before_x * CHANNELS) - CHANNELS, span = wanted + reach;
     const int low = max(-left, 0), high = min(row_samples - left, span);  // samples of the strip inside the row
-    const int beyond = low + span - high;
+    const int before = low / CHANNELS, after = high / CHANNELS, beyond = before + span / CHANNELS - after;  // pixels
     const int first = band * sweep.band_rows - (sweep.mode_y == VALID ? 0 : sweep.before_y);
     const Sample* image = in + plane * sweep.rows * row_samples;
     const auto line_of = [&](int row) { return image + static_cast<long long>(row) * row_samples; };
@@ -162,9 +167,9 @@ box_sweep(const Sample* __restrict__ in, Sample* __restrict__ out, const unsigne
         return pixel < 0 ? -1 : static_cast<int>(pixel * CHANNELS + at % CHANNELS);
     };
 
-    // Starts copying the rows of a step: half of the first warp takes each.
+    // Starts copying the rows of a step: half of the warp takes each.
     const auto ask = [&](int step) {
-        if (warp != 0 || step >= height) return;
+        if (step >= height) return;
         const int k = lane / 16, part = lane % 16;
         const int row = border_index(first + step - 1 + (k == 0 ? sweep.taps_y : 0), sweep.rows, sweep.mode_y);
         unsigned char* slot = shared + (step % 2 * 2 + k) * pitch;
@@ -205,36 +210,63 @@ box_sweep(const Sample* __restrict__ in, Sample* __restrict__ out, const unsigne
         const int stage = step % 2;
         wait_for_arrival(shared_address(&arrivals[stage]), (step - 1) / 2);
 #if __CUDA_ARCH__ < 900
-        wait_for_copies();
         __syncthreads();
 #endif
         if (beyond == 0) return;
-        for (int j = thread; j < beyond; j += threads) {
-            const int i = j < low ? j : high + j - low, from = source[j];
+        Sample* samples[2];
 #pragma unroll
-            for (int k = 0; k < 2; ++k) {
-                const int row = staged.row[stage][k];
-                Sample* samples = reinterpret_cast<Sample*>(shared + (stage * 2 + k) * pitch + staged.skew[stage][k]);
-                samples[i] = from == CONSTANT_SOURCE || row < 0 ? static_cast<Sample>(sweep.fill)
-                             : from == FAR_SOURCE              ? __ldg(line_of(row) + place_of(i))
-                                                               : samples[from];
+        for (int k = 0; k < 2; ++k) samples[k] = reinterpret_cast<Sample*>(shared + (stage * 2 + k) * pitch + staged.skew[stage][k]);
+        for (int j = thread; j < beyond; j += threads) {
+            const int i = (j < before ? j : j - before + after) * CHANNELS, from = source[j];
+            if (from < FAR_SOURCE) {
+#pragma unroll
+                for (int c = 0; c < CHANNELS; ++c) {
+                    samples[0][i + c] = samples[0][from * CHANNELS + c];
+                    samples[1][i + c] = samples[1][from * CHANNELS + c];
+                }
+                continue;
+            }
+#pragma unroll 1
+            for (int part = 0; part < 2 * CHANNELS; ++part) {
+                const int c = part / 2, row = staged.row[stage][part % 2];
+                samples[part % 2][i + c] = from == CONSTANT_SOURCE || row < 0 ? static_cast<Sample>(sweep.fill)
+                                                                              : __ldg(line_of(row) + place_of(i + c));
             }
         }
         fence_bulk_copies();
         __syncthreads();
     };
 
-    // The column sums of the first window, in the place of the rows.
-    unsigned* column = reinterpret_cast<unsigned*>(shared);
     if (thread < 2) init_arrival(&arrivals[thread], 2);
     fence_bulk_copies();
+    if (warp == warps) {
+        __syncthreads();  // the others have the column sums,
+        __syncthreads();  // add up the first windows,
+        __syncthreads();  // and no longer need the column sums, whose place the rows take
+        ask(1);
+        ask(2);
+        __syncthreads();
+#pragma unroll 1
+        for (int step = 1; step < height; ++step) {
+#if __CUDA_ARCH__ < 900
+            wait_for_copies();
+            __syncthreads();
+#endif
+            if (beyond > 0) __syncthreads();
+            __syncthreads();
+            ask(step + 2);
+        }
+        return;
+    }
+    // The column sums of the first window, in the place of the rows.
+    unsigned* column = reinterpret_cast<unsigned*>(shared);
     for (int i = thread; i < span; i += threads) {
         unsigned sum = 0;
         const int from = place_of(i), inside = from - left;
         const unsigned fill = to_sum<unsigned>(static_cast<Sample>(sweep.fill));
-        if (i < low || i >= high)
-            source[i < low ? i : i - high + low] =
-                from < 0 ? CONSTANT_SOURCE : inside >= low && inside < high ? inside : FAR_SOURCE;
+        if ((i < low || i >= high) && i % CHANNELS == 0)
+            source[i < low ? i / CHANNELS : i / CHANNELS - after + before] =
+                from < 0 ? CONSTANT_SOURCE : inside >= low && inside < high ? inside / CHANNELS : FAR_SOURCE;
         if (from < 0) {
             sum = fill * sweep.taps_y;
         } else {
@@ -253,7 +285,7 @@ box_sweep(const Sample* __restrict__ in, Sample* __restrict__ out, const unsigne
     unsigned rest[SAMPLES];
     {
         // The sum of a window, from the sum of that of the pixel before.
-        unsigned long long sum[CHANNELS] = {}, share[CHANNELS] = {}, before[CHANNELS];
+        unsigned long long sum[CHANNELS] = {}, share[CHANNELS] = {}, earlier[CHANNELS];
 #pragma unroll 1
         for (int j = 0; j < SAMPLES && thread * SAMPLES + j < wanted; j += CHANNELS)
 #pragma unroll
@@ -263,12 +295,12 @@ box_sweep(const Sample* __restrict__ in, Sample* __restrict__ out, const unsigne
         for (int i = thread * CHANNELS; i < reach; i += threads * CHANNELS)
 #pragma unroll
             for (int c = 0; c < CHANNELS; ++c) share[c] += column[i + c];
-        first_sums.add(before, sum, share);
+        first_sums.add(earlier, sum, share, warps);
         const double inverse = 1.0 / sweep.samples;
 #pragma unroll
         for (int j = 0; j < SAMPLES; ++j) {
             if (thread * SAMPLES + j < wanted) {
-                unsigned long long& total = before[j % CHANNELS];
+                unsigned long long& total = earlier[j % CHANNELS];
                 total += static_cast<unsigned long long>(column[thread * SAMPLES + j + reach]) - column[thread * SAMPLES + j];
                 const unsigned long long rounded = total + sweep.samples / 2;
                 unsigned whole = static_cast<unsigned>(static_cast<double>(rounded) * inverse);  // or one off
@@ -282,8 +314,6 @@ box_sweep(const Sample* __restrict__ in, Sample* __restrict__ out, const unsigne
         }
     }
     __syncthreads();
-    ask(1);
-    ask(2);
     Sample* target = out + (plane * sweep.out_rows + static_cast<long long>(band) * sweep.band_rows) * out_samples + x + warp * 32 * SAMPLES;
     const int stored = min(wanted - warp * 32 * SAMPLES, 32 * SAMPLES);
     const auto store = [&] {
@@ -307,7 +337,7 @@ box_sweep(const Sample* __restrict__ in, Sample* __restrict__ out, const unsigne
         const unsigned char* entering = shared + step % 2 * 2 * pitch + staged.skew[step % 2][0];
         const unsigned char* leaving = shared + (step % 2 * 2 + 1) * pitch + staged.skew[step % 2][1];
         const int left_byte = staged.skew[step % 2][0] % 4, right_byte = (left_byte + reach * BYTES) % 4;
-        unsigned change[SAMPLES], total[CHANNELS], share[CHANNELS] = {}, before[CHANNELS];
+        unsigned change[SAMPLES], total[CHANNELS], share[CHANNELS] = {}, earlier[CHANNELS];
         const auto changes = [&](auto right, auto left) {
             window_changes<Sample, CHANNELS, right.value, left.value>(change, total, entering + thread * 4 * WORDS,
                                                                       leaving + thread * 4 * WORDS, reach * BYTES, 0xFF01u, 0x01FFu);
@@ -323,16 +353,15 @@ box_sweep(const Sample* __restrict__ in, Sample* __restrict__ out, const unsigne
 #pragma unroll
             for (int c = 0; c < CHANNELS; ++c)
                 share[c] += reinterpret_cast<const Sample*>(entering)[i + c] - reinterpret_cast<const Sample*>(leaving)[i + c];
-        sums[step % 2].add(before, total, share);
-        ask(step + 2);
+        sums[step % 2].add(earlier, total, share, warps);
 #pragma unroll
-        for (int c = 0; c < CHANNELS; ++c) before[c] += back;
+        for (int c = 0; c < CHANNELS; ++c) earlier[c] += back;
 #pragma unroll
         for (int i = 0; i < WORDS; ++i) {
 #pragma unroll
             for (int k = 0; k < A_WORD; ++k) {
                 const int j = i * A_WORD + k;
-                const unsigned u = rest[j] + change[j] + before[j % CHANNELS];
+                const unsigned u = rest[j] + change[j] + earlier[j % CHANNELS];
                 const unsigned quotient = __umulhi(u, sweep.multiplier) >> sweep.shift;
                 rest[j] = u - quotient * sweep.samples;
                 mean[i] += quotient << 8 * BYTES * k;

@@ -94,7 +94,7 @@ def run(image: Any, windows: Sequence[Window], cval: float, out: Any, stream: An
         (blocks,), (START_THREADS,), (image, starts, sweep), stream=stream
     )
     kernel("smoothing", SHAPES[dtype.itemsize, view.channels].entry(C_TYPES[dtype.name], view.channels)).launch(
-        (view.planes * sweep.bands * sweep.tiles,), (cut.threads,), (image, out, starts, sweep),
+        (view.planes * sweep.bands * sweep.tiles,), (cut.threads + 32,), (image, out, starts, sweep),
         shared_bytes=cut.shared_bytes, stream=stream,
     )  # fmt: skip
     return [starts]
@@ -104,7 +104,7 @@ def run(image: Any, windows: Sequence[Window], cval: float, out: Any, stream: An
 class Cut:
     """How an image is cut into blocks of box_sweep."""
 
-    threads: int  # of a block
+    threads: int  # of a block that sum; 32 more ask for rows
     tiles: int  # across a row
     outputs: int  # pixels of a row that a block writes
     pitch: int  # bytes of a row in shared memory
@@ -119,14 +119,14 @@ def _cuts(view: View, dtype: np.dtype[Any]) -> list[Cut]:
     out_rows, out_columns = _output(view)
     shape, channels = SHAPES[dtype.itemsize, view.channels], view.channels
     samples = shape.words * 4 // dtype.itemsize  # of a thread
-    fewest, found = -(-out_columns * channels // (samples * shape.threads)), []
+    fewest, found = -(-out_columns * channels // (samples * (shape.threads - 32))), []
     for tiles in range(fewest, fewest + MORE_TILES):
         outputs = min(up_to(-(-out_columns // tiles), VECTOR_BYTES), out_columns)
         threads = up_to(-(-outputs * channels // samples), 32)
         pitch = up_to((threads * samples + taps_x * channels) * dtype.itemsize + SLACK_BYTES, SECTOR_BYTES)
-        # Rows, results, and the sources of samples beyond the edges.
+        # Rows, results, and the sources of pixels beyond the edges.
         shared = 4 * pitch + 4 * threads * shape.words + 2 * _beyond(view, outputs)
-        at_once = min((shared_bytes_a_block() + 1024) // (shared + STATIC_BYTES), shape.threads // threads)
+        at_once = min((shared_bytes_a_block() + 1024) // (shared + STATIC_BYTES), shape.threads // (threads + 32))
         if at_once == 0 or outputs * (tiles - 1) >= out_columns:
             continue
         bands = max(at_once * multiprocessors() // (view.planes * tiles), 1)
@@ -147,13 +147,13 @@ def _cuts(view: View, dtype: np.dtype[Any]) -> list[Cut]:
 
 
 def _beyond(view: View, outputs: int) -> int:
-    """The most samples of a strip that lie beyond a row's ends."""
+    """The most pixels of a strip that lie beyond a row's ends."""
     if view.across is None or view.across.mode == "valid":
-        return 2 * view.channels
+        return 2
     before, taps = view.across.before, view.across.taps
     starts = range(0, view.columns, outputs)
     strips = ((x - before - 1, min(x + outputs, view.columns) - before + taps - 1) for x in starts)
-    return view.channels * max(max(-left, 0) + max(right - view.columns, 0) for left, right in strips)
+    return max(max(-left, 0) + max(right - view.columns, 0) for left, right in strips)
 
 
 def _output(view: View) -> tuple[int, int]:
