@@ -48,7 +48,8 @@ def largest_eigenvalue(normal: Callable[[Any], Any], like: Any, *, capture: bool
         return 1.0
     # Without noise, the iterations may never see an eigenvector that is orthogonal to `like`.
     noise = np.random.default_rng(0).random(like.shape, np.float32) - np.float32(0.5)  # drawn faster than a Gaussian's
-    spread = xp.asarray(noise) * np.float32(math.sqrt(12 / like.size))
+    noise *= np.float32(math.sqrt(12 / like.size))
+    spread = xp.asarray(noise)
     vector = like / np.float32(size) + np.float32(0.5) * spread
     vector = (vector / np.float32(math.sqrt(float(inner(vector, vector))))).astype(like.dtype)
     rows = iterate(_Power(normal, vector, capture), _POWER_STEPS, tolerance=_POWER_SHARE)
