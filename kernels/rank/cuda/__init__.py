@@ -39,12 +39,15 @@ def filtered(
     out        : C-contiguous array for the result, or None for a new one
     stream     : the cupy.cuda.Stream to launch on; default CuPy's current one
     variant    : a name in `VARIANTS`; default the fastest that applies
-    difference : to take where `variant` is not given and the fastest can
+    difference : to take where `variant` is not given and the fastest can; None is returned if it cannot open
 
     Nothing waits for the device. Raises ValueError where the variant named does not apply.
     """
     import cupy
 
+    opens = difference is not None and difference.opens
+    if opens and not extremes.applies(task):
+        return None
     given = out is not None and variant is None and image.flags.c_contiguous
     layout = _layout(image, task, out, difference) if given else None
     known = None if layout is None else _repeats.get(layout)
@@ -70,11 +73,11 @@ def filtered(
             run()
         else:
             repeat = record(run, _arrays(image, out, difference))
-            if repeat is not None:
+            if repeat is not None and (difference is None or difference.is_done):
                 if len(_repeats) >= MAX_REPEATS:
                     _repeats.clear()
                 _repeats[layout] = repeat
-    return out
+    return out if difference is None or difference.is_done or not opens else None
 
 
 MAX_REPEATS = 256
@@ -83,7 +86,8 @@ _repeats: dict[Any, Repeat] = {}  # of earlier calls: choosing kernels and grids
 
 
 def _arrays(image: Any, out: Any, difference: Difference | None) -> tuple[Any, ...]:
-    return (image, out) if difference is None else (image, out, difference.image)
+    # An opening's image is subtracted from itself.
+    return (image, out) if difference is None or difference.opens else (image, out, difference.image)
 
 
 def _layout(image: Any, task: Task, out: Any, difference: Difference | None) -> Any:
@@ -93,7 +97,9 @@ def _layout(image: Any, task: Task, out: Any, difference: Difference | None) -> 
     if task.footprint is not None or len({*pointers}) < len(pointers):
         return None
     aligned = tuple(pointer % ALIGNMENT for pointer in pointers)
-    subtracted = None if difference is None else (difference.reverse, difference.image.strides)
+    subtracted = None
+    if difference is not None:
+        subtracted = difference.opens, difference.reverse, getattr(difference.image, "strides", None)
     return task, repr(task.cval), repr(task.nodata), aligned, subtracted, image.data.device_id
 
 

@@ -27,14 +27,14 @@ ENTRIES = tuple(
     f"extreme_strip<{C_TYPES[name]}, {least}, {keeps}>"
     for name in ("uint8", "uint16", "int16", "float32")
     for least in ("true", "false")
-    for keeps in ("true", "false")
+    for keeps in ("false, false", "true, false", "true, true")
 )
 ROW_THREADS, ROW_WORDS = 256, 16  # of words.cuh
 BOX_THREADS = 256  # of box.cuh
 BLOCKS = {4: 3, 8: 2}  # of a multiprocessor, by the rows of a group
 STRIP_THREADS = 32  # of strip.cuh
 STRIP_BLOCKS = {1: (16, 16), 2: (16, 20), 4: (16, 24)}  # of a multiprocessor, by a sample's bytes, and if rows are kept
-STRIP_FEWEST, STRIP_MANY = 4, 16  # blocks of a multiprocessor, at least, and if rows are kept
+STRIP_FEWEST, STRIP_MANY, STRIP_OPENS = 4, 16, 8  # blocks of a multiprocessor, at least; if rows are kept; if it opens
 STRIP_LOST = 16  # vectors of a warp that only serve others, at most
 FEW, SOME = 8, 20  # rows of a window: more than FEW are loaded twice, up to SOME in groups of four
 VECTOR = 16  # bytes
@@ -43,6 +43,7 @@ VECTOR = 16  # bytes
 MOST = ((160 << 10, 64, 1040), (0, 24, 520))
 ENOUGH_THREADS = 384  # of a multiprocessor
 NARROW_BYTES = 128  # of the samples inside an axis: below this, a warp's columns are no whole lines of memory
+SYMMETRIC = ("reflect", "mirror", "wrap")  # border modes: a window there has the samples of one in the image
 MAX_BLOCKS = (1 << 31) - 1
 MAX_LENGTH = 1 << 30  # of an axis, and of the samples inside one: positions have 32 bits
 
@@ -83,6 +84,8 @@ def run(image: Any, task: Task, out: Any, stream: Any, difference: Difference | 
     import cupy
 
     passes = [*_passes(task)]
+    if difference is not None and difference.opens and (len(passes) > 1 or not _can_open(task)):
+        return
     least = "true" if int(task.rank.of(task.samples)) == 0 else "false"
     types, values, source = f"{C_TYPES[task.dtype.name]}, {least}", constants(task), image
     for number, each in enumerate(passes):
@@ -93,14 +96,27 @@ def run(image: Any, task: Task, out: Any, stream: Any, difference: Difference | 
             _launch_rows(each, types, task.dtype.itemsize, stream, (source, target, each, *values))
         else:
             other = source
-            if each.is_last and difference is not None:
-                each.subtracts, difference.is_done = 1 + difference.reverse, True
+            if each.is_last and difference is not None and difference.image is not None:
+                each.subtracts = 1 + difference.reverse
                 other = difference.image.reshape(each.planes, each.out_rows, each.out_columns)  # a view if it can be
                 if other.strides[-1] != other.itemsize:
                     other = cupy.ascontiguousarray(other)
                 each.image_plane, each.image_pitch = (step // other.itemsize for step in other.strides[:2])
-            _launch_box(each, types, task.dtype.itemsize, stream, (source, target, other, each, *values))
+            opens = difference is not None and difference.opens
+            arguments = (source, target, other, each, *values)
+            is_done = _launch_box(each, types, task.dtype.itemsize, stream, arguments, opens)
+            if each.is_last and difference is not None:
+                difference.is_done = is_done
         source = target
+
+
+def _can_open(task: Task) -> bool:
+    """Whether the first step's results beyond the edges are those of windows there: so it is if edges are mirrors, or
+    none, and if windows are symmetric."""
+    return all(
+        axis.taps == 1 or (axis.taps % 2 == 1 and axis.first == -(axis.taps // 2) and axis.mode in SYMMETRIC)
+        for axis in task.axes
+    )
 
 
 def _samples(each: ExtremesTask | BoxTask) -> int:
@@ -199,14 +215,17 @@ def _launch_rows(task: ExtremesTask, types: str, itemsize: int, stream: Any, arg
     )  # fmt: skip
 
 
-def _launch_box(task: BoxTask, types: str, itemsize: int, stream: Any, arguments: Any) -> None:
+def _launch_box(task: BoxTask, types: str, itemsize: int, stream: Any, arguments: Any, opens: bool = False) -> bool:
+    """Returns whether it could, which is only in doubt if it `opens`."""
     each = VECTOR // itemsize
     source, target, *_ = arguments
     task.aligned_in = task.in_pitch % each == source.data.ptr % VECTOR == 0
     task.aligned_out = task.out_pitch % each == target.data.ptr % VECTOR == 0
     ahead = (0 if task.aligned_out else each - 1) + each - 1  # at most: samples of a tile before its first window
-    if _launch_strip(task, types, each, stream, arguments):
-        return
+    if _launch_strip(task, types, each, stream, arguments, opens):
+        return True
+    if opens:
+        return False
     is_many, group = task.taps_y > FEW, 8 if task.taps_y > SOME else 4
     task.slots = -(-(task.taps_y - 1) // group) if is_many else 0 if task.taps_y == 1 else task.taps_y // 2 * 2 + 2
     is_short = task.taps_x < 2 * each
@@ -230,13 +249,15 @@ def _launch_box(task: BoxTask, types: str, itemsize: int, stream: Any, arguments
         (task.tiles * task.step * task.bands * task.planes,), (threads,), arguments,
         shared_bytes=threads * bytes_a_thread, stream=stream,
     )  # fmt: skip
+    return True
 
 
-def _launch_strip(task: BoxTask, types: str, each: int, stream: Any, arguments: Any) -> bool:
+def _launch_strip(task: BoxTask, types: str, each: int, stream: Any, arguments: Any, opens: bool) -> bool:
     """Launches the kernel of strip.cuh if it can take the pass; returns whether it can."""
-    itemsize = VECTOR // each
+    itemsize, steps = VECTOR // each, 2 if opens else 1
+    task.first_y, task.first_x = task.first_y * steps, task.first_x * steps
     is_plain = not task.omit_nan and not task.has_nodata and task.is_first and task.is_last
-    lost = STRIP_THREADS - (STRIP_THREADS * each - task.first_x % each - task.taps_x + 1) // each
+    lost = STRIP_THREADS - (STRIP_THREADS * each - task.first_x % each - steps * (task.taps_x - 1)) // each
     if (
         itemsize not in STRIP_BLOCKS or (itemsize == 4 and not is_plain) or not (task.aligned_in and task.aligned_out)
         or task.pair > 0 or task.step > 1 or lost > STRIP_LOST
@@ -244,16 +265,18 @@ def _launch_strip(task: BoxTask, types: str, each: int, stream: Any, arguments: 
         return False
     pairs = (task.taps_y - 1) // 2
     for keeps, most in enumerate(STRIP_BLOCKS[itemsize]):
-        vectors = pairs + (pairs + 1 if keeps else 0)
+        vectors = steps * (pairs + (pairs + 1 if keeps else 0))
         needed = STRIP_THREADS * (VECTOR * vectors + each * (max(4, 2 * itemsize) + 4))
         fit = min(shared_bytes_a_multiprocessor() // (needed + 1024), most)
-        if fit >= (STRIP_MANY if keeps else STRIP_FEWEST):
-            shared_bytes, held, kept = needed, fit, "true" if keeps else "false"
-        elif not keeps:
+        if opens and keeps and fit >= STRIP_OPENS:
+            shared_bytes, held, kept = needed, min(fit, STRIP_BLOCKS[itemsize][0]), "true, true"
+        elif not opens and fit >= (STRIP_MANY if keeps else STRIP_FEWEST):
+            shared_bytes, held, kept = needed, fit, "true, false" if keeps else "false, false"
+        elif opens == keeps:
             return False
     task.tile = (STRIP_THREADS - lost) * each
     task.tiles = -(-task.out_columns // task.tile)
-    task.band = _band(task.tiles * task.planes, task.out_rows, task.taps_y, multiprocessors() * held)
+    task.band = _band(task.tiles * task.planes, task.out_rows, steps * task.taps_y, multiprocessors() * held)
     task.bands = -(-task.out_rows // task.band)
     kernel("rank", f"extreme_strip<{types}, {kept}>").launch(
         (task.tiles * task.bands * task.planes,), (STRIP_THREADS,), arguments, shared_bytes=shared_bytes, stream=stream

@@ -212,22 +212,91 @@ __device__ inline void windows_along(Column<Sample> (&x)[N], int first, int taps
     });
 }
 
+// Down the columns of a thread: the windows of two results share the pairs of rows before the newest. If they have an odd number of
+// rows, the row before these pairs completes the first window, and the newest pair's first row the second; if an even number, one row
+// more of the newest pair each. A ring has the extremes of pairs. Where a run of them ends, they become those from each to its end.
+// KEEPS: the row before the pairs, in shared memory.
+template <typename Sample, bool LEAST, bool KEEPS>
+struct Down {
+    using V = Vector<Sample>;
+    using Many = Lanes<Sample>;
+    static constexpr int THREADS = 32, BATCH = 4;
+    const int pairs;
+    const bool is_even;
+    V *const ring, *const kept, *const end;
+    V *turn, *oldest;  // the pair's place in its run, and the row's
+    Many prefix;       // of the run
+
+    __device__ Down(V* memory, int taps)
+        : pairs((taps - 1) / 2), is_even(taps % 2 == 0), ring(memory), kept(ring + pairs * THREADS),
+          end(kept + (KEEPS ? pairs + 1 : 0) * THREADS), turn(ring), oldest(kept) {
+        prefix = none();
+    }
+    static __device__ Many none() { return widened(splat<Sample>(loser<Sample, LEAST>())); }
+
+    // A pair before the first window ends.
+    __device__ void add(const V& a, const V& b) {
+        *turn = narrowed(chosen<LEAST>(widened(a), widened(b))), turn += THREADS;
+        if constexpr (KEEPS) *oldest = b, oldest += THREADS;
+    }
+
+    // The windows that end in rows a and b; `old` is the row before the pairs, unless it is kept.
+    __device__ void add(const V& a, const V& b, V old, Column<Sample>* windows) {
+        const Many first = widened(a), both = chosen<LEAST>(first, widened(b));
+        Many shared = prefix;
+        if (pairs > 0) {
+            shared = chosen<LEAST>(shared, widened(*turn));
+            *turn = narrowed(both), turn += THREADS;
+            prefix = chosen<LEAST>(prefix, both);
+        }
+        if constexpr (KEEPS) {
+            old = *oldest, *oldest = b, oldest += THREADS;
+            if (oldest == end) oldest = kept;
+        }
+        Many upper = chosen<LEAST>(shared, widened(old)), lower;
+        if (is_even) lower = chosen<LEAST>(shared, both), upper = chosen<LEAST>(upper, first);
+        else lower = chosen<LEAST>(shared, first);
+        to_columns<Sample>(upper, lower, windows);
+    }
+
+    __device__ void turn_back() {
+        if (pairs == 0 || turn != kept) return;
+        turn = ring, prefix = none();
+        if (pairs < 2) return;
+        V* at = ring + (pairs - 1) * THREADS;
+        Many suffix = widened(*at);
+        int left = pairs - 1;
+#pragma unroll 1
+        for (; left >= BATCH; left -= BATCH, at -= BATCH * THREADS) {
+            V row[BATCH];
+#pragma unroll
+            for (int k = 0; k < BATCH; ++k) row[k] = at[-(k + 1) * THREADS];
+#pragma unroll
+            for (int k = 0; k < BATCH; ++k)
+                suffix = chosen<LEAST>(suffix, widened(row[k])), at[-(k + 1) * THREADS] = narrowed(suffix);
+        }
+#pragma unroll 1
+        for (; left > 0; --left) at -= THREADS, suffix = chosen<LEAST>(suffix, widened(*at)), *at = narrowed(suffix);
+    }
+};
+
 // Of integers; and of floats whose NaN spread, without nodata. Rows begin at whole vectors in the input and in the output.
 // KEEPS: the row before those that two results share, in shared memory; it is loaded again otherwise.
-template <typename Sample, bool LEAST, bool KEEPS>
-__global__ void __launch_bounds__(32, STRIP_BLOCKS<Sample, KEEPS>) extreme_strip(
+// OPENS: after the opposite extremes of the same windows, of an odd number of samples in the middle of which the result lies.
+template <typename Sample, bool LEAST, bool KEEPS, bool OPENS>
+__global__ void __launch_bounds__(32, STRIP_BLOCKS<Sample, KEEPS && !OPENS>) extreme_strip(
     const Sample* __restrict__ in, Sample* __restrict__ out, const Sample* __restrict__ image,
     const __grid_constant__ BoxTask task, Sample cval, Sample nodata, Sample) {
     using V = Vector<Sample>;
-    using Many = Lanes<Sample>;
     constexpr int SAMPLES = V::SAMPLES, THREADS = 32, BATCH = 4;
     extern __shared__ ulonglong2 vectors[];
-    const int lane = threadIdx.x, taps = task.taps_y, pairs = (taps - 1) / 2;
-    const bool is_even = taps % 2 == 0;
-    V* const ring = reinterpret_cast<V*>(vectors) + lane;
-    V* const kept = ring + pairs * THREADS;
-    V* const kept_end = kept + (KEEPS ? pairs + 1 : 0) * THREADS;
-    Column<Sample>* const line = reinterpret_cast<Column<Sample>*>(kept_end - lane);
+    const int lane = threadIdx.x, taps = task.taps_y;
+    // Rows and columns of the windows of both steps, and rows from a first step's result to the second's.
+    const int taps_y = OPENS ? 2 * taps - 1 : taps, taps_x = OPENS ? 2 * task.taps_x - 1 : task.taps_x, later = OPENS ? taps : 0;
+    Down<Sample, LEAST != OPENS, KEEPS> down(reinterpret_cast<V*>(vectors) + lane, taps);
+    Down<Sample, LEAST, true> then(down.end, taps);
+    const int pairs = down.pairs;
+    Column<Sample>* const line = reinterpret_cast<Column<Sample>*>((OPENS ? then.end : down.end) - lane);
     int* const from = reinterpret_cast<int*>(line + SAMPLES * THREADS) + lane;
 
     unsigned block = blockIdx.x;
@@ -235,7 +304,7 @@ __global__ void __launch_bounds__(32, STRIP_BLOCKS<Sample, KEEPS>) extreme_strip
     block /= task.tiles;
     const int number = block % task.bands, y0 = number * task.band;
     const long long plane = block / task.bands;
-    const int rows = min(task.band, task.out_rows - y0), last = rows + taps - 2;  // rows of results; the last row to read
+    const int rows = min(task.band, task.out_rows - y0), last = rows + taps_y - 2;  // rows of results; the last row to read
     if (rows <= 0) return;
     const bool upwards = number % 2 == 1;  // every other band: neighbours read the rows that both need at the same time
     const int on = upwards ? -1 : 1;
@@ -245,7 +314,7 @@ __global__ void __launch_bounds__(32, STRIP_BLOCKS<Sample, KEEPS>) extreme_strip
     // The thread's vector of the input begins at x, and its windows `first` columns after that; its results, at `column`.
     const int past = task.first_x & (SAMPLES - 1), first = past > SAMPLES / 2 ? past - SAMPLES : past;
     const int base = c0 + task.first_x - past, x = base + lane * SAMPLES, column = x - task.first_x + first;
-    const int tile_end = min(c0 + task.tile, task.out_columns), end = tile_end + task.first_x + task.taps_x - 1;
+    const int tile_end = min(c0 + task.tile, task.out_columns), end = tile_end + task.first_x + taps_x - 1;
     const bool is_used = column >= c0 && column < tile_end;
     const bool is_edge = x < end && (x < 0 || x >= task.columns);
     // Columns beyond an edge are those of others, as their results down the columns; if the border mode names columns that the
@@ -291,27 +360,6 @@ __global__ void __launch_bounds__(32, STRIP_BLOCKS<Sample, KEEPS>) extreme_strip
         }
     };
 
-    // A ring of the extremes of pairs of rows. Where a run of them ends, they become those from each to the run's end.
-    Many prefix;
-    const auto turn_back = [&] {
-        prefix = widened(splat<Sample>(loser<Sample, LEAST>()));
-        if (pairs < 2) return;
-        V* at = ring + (pairs - 1) * THREADS;
-        Many suffix = widened(*at);
-        int left = pairs - 1;
-#pragma unroll 1
-        for (; left >= BATCH; left -= BATCH, at -= BATCH * THREADS) {
-            V row[BATCH];
-#pragma unroll
-            for (int k = 0; k < BATCH; ++k) row[k] = at[-(k + 1) * THREADS];
-#pragma unroll
-            for (int k = 0; k < BATCH; ++k)
-                suffix = chosen<LEAST>(suffix, widened(row[k])), at[-(k + 1) * THREADS] = narrowed(suffix);
-        }
-#pragma unroll 1
-        for (; left > 0; --left) at -= THREADS, suffix = chosen<LEAST>(suffix, widened(*at)), *at = narrowed(suffix);
-    };
-    const auto pair_of = [](const V& a, const V& b) { return narrowed(chosen<LEAST>(widened(a), widened(b))); };
     int pair = 0;
 #pragma unroll 1
     for (; pair + BATCH <= pairs; pair += BATCH) {
@@ -319,24 +367,20 @@ __global__ void __launch_bounds__(32, STRIP_BLOCKS<Sample, KEEPS>) extreme_strip
         if (is_safe(2 * pair, 2 * (pair + BATCH))) load(row, row_at(2 * pair));
         else load_any(row, 2 * pair);
 #pragma unroll
-        for (int k = 0; k < BATCH; ++k) {
-            ring[(pair + k) * THREADS] = pair_of(row[2 * k], row[2 * k + 1]);
-            if constexpr (KEEPS) kept[(pair + k) * THREADS] = row[2 * k + 1];
-        }
+        for (int k = 0; k < BATCH; ++k) down.add(row[2 * k], row[2 * k + 1]);
     }
     V next[2] = {}, old[1] = {};
 #pragma unroll 1
     for (; pair <= pairs; ++pair) {
         load_any(next, 2 * pair);
         if (pair == pairs) break;
-        ring[pair * THREADS] = pair_of(next[0], next[1]);
-        if constexpr (KEEPS) kept[pair * THREADS] = next[1];
+        down.add(next[0], next[1]);
     }
-    turn_back();
+    down.turn_back();
 
     const Sample *coming = row_at(2 * pairs + 2), *going = row_at(1);
     const long long out_step = on * static_cast<long long>(task.out_pitch);
-    Sample* target = out + (out_y - on) * static_cast<long long>(task.out_pitch) + column;
+    Sample* target = out + (out_y - (1 + later) * on) * static_cast<long long>(task.out_pitch) + column;
     const auto store = [&](Sample* to, V found, const V& theirs) {
         if (!is_used) return;
         if constexpr (same<Sample, float>) {
@@ -348,47 +392,29 @@ __global__ void __launch_bounds__(32, STRIP_BLOCKS<Sample, KEEPS>) extreme_strip
         if (task.subtracts == 2) found = difference(found, theirs, task.has_nodata, nodata);
         store_vector(to, found);
     };
-    V* turn = ring;  // the pair's place in its run
-    V* oldest = kept + pairs * THREADS;
-    // The windows of results r and r + 1 share the pairs before this one. If they have an odd number of rows, the row before these
-    // pairs completes the first window, and this pair's first row the second; if an even number, one row more of this pair each.
 #pragma unroll 1
-    for (int r = -1; r < rows; r += 2) {
-        const Many a = widened(next[0]), both = chosen<LEAST>(a, widened(next[1]));
-        Many shared = prefix;
-        if (pairs > 0) {
-            shared = chosen<LEAST>(shared, widened(*turn));
-            *turn = narrowed(both), turn += THREADS;
-            prefix = chosen<LEAST>(prefix, both);
-        }
-        if constexpr (KEEPS) {
-            old[0] = *oldest, *oldest = next[1], oldest += THREADS;
-            if (oldest == kept_end) oldest = kept;
-        }
-        Many upper = chosen<LEAST>(shared, widened(old[0])), lower;
-        if (is_even) lower = chosen<LEAST>(shared, both), upper = chosen<LEAST>(upper, a);
-        else lower = chosen<LEAST>(shared, a);
+    for (int r = -1 - later; r < rows; r += 2) {
         Column<Sample> many[SAMPLES];
-        to_columns<Sample>(upper, lower, many);
+        down.add(next[0], next[1], old[0], many);
         V theirs[2];
         if (task.subtracts && is_used) {
             const Sample* other = image + (out_y + r * on) * task.image_pitch + column;
             const bool more_follow = column + 2 * SAMPLES <= task.out_columns;
             if (r >= 0) theirs[0] = vector_at(other, more_follow);
-            if (r + 1 < rows) theirs[1] = vector_at(other + on * task.image_pitch, more_follow);
+            if (r >= -1 && r + 1 < rows) theirs[1] = vector_at(other + on * task.image_pitch, more_follow);
         }
         if (r + 2 < rows) {
-            const int n = r + 2 * pairs + 3;
-            if (is_safe(KEEPS ? n : r + 2, n + 2)) {
+            const int n = r + later + 2 * pairs + 3;
+            if (is_safe(KEEPS ? n : n - 2 * pairs - 1, n + 2)) {
                 load(next, coming);
                 if constexpr (!KEEPS) load(old, going);
             } else {
                 load_any(next, n);
-                if constexpr (!KEEPS) load_any(old, r + 2);
+                if constexpr (!KEEPS) load_any(old, n - 2 * pairs - 1);
             }
             coming += 2 * in_step, going += 2 * in_step;
         }
-        if (pairs > 0 && turn == kept) turn_back(), turn = ring;
+        down.turn_back();
         if (fills) {
             __syncwarp();
 #pragma unroll
@@ -402,11 +428,17 @@ __global__ void __launch_bounds__(32, STRIP_BLOCKS<Sample, KEEPS>) extreme_strip
                 }
             }
         }
-        windows_along<LEAST>(many, first, task.taps_x);
+        windows_along<LEAST != OPENS>(many, OPENS ? 0 : first, task.taps_x);
         V found[2];
         to_rows<Sample>(many, found[0], found[1]);
+        if constexpr (OPENS) {
+            then.add(found[0], found[1], V(), many);
+            then.turn_back();
+            if (r >= -1) windows_along<LEAST>(many, first, task.taps_x);
+            to_rows<Sample>(many, found[0], found[1]);
+        }
         if (r >= 0) store(target, found[0], theirs[0]);
-        if (r + 1 < rows) store(target + out_step, found[1], theirs[1]);
+        if (r >= -1 && r + 1 < rows) store(target + out_step, found[1], theirs[1]);
         target += 2 * out_step;
     }
 }
