@@ -257,10 +257,12 @@ def _launch_strip(task: BoxTask, types: str, each: int, stream: Any, arguments: 
     itemsize, steps = VECTOR // each, 2 if opens else 1
     task.first_y, task.first_x = task.first_y * steps, task.first_x * steps
     is_plain = not task.omit_nan and not task.has_nodata and task.is_first and task.is_last
-    lost = STRIP_THREADS - (STRIP_THREADS * each - task.first_x % each - steps * (task.taps_x - 1)) // each
+    slack = 0 if task.aligned_out else each  # results before the tile's, of which some are stored with them
+    used = (STRIP_THREADS * each - slack - task.first_x % each - steps * (task.taps_x - 1)) // each
+    lost = STRIP_THREADS - used + (not task.aligned_in)
     if (
-        itemsize not in STRIP_BLOCKS or (itemsize == 4 and not is_plain) or not (task.aligned_in and task.aligned_out)
-        or task.pair > 0 or task.step > 1 or lost > STRIP_LOST
+        itemsize not in STRIP_BLOCKS or (itemsize == 4 and not is_plain) or task.pair > 0 or task.step > 1
+        or lost > STRIP_LOST or (not task.aligned_in and task.columns < 2 * each)
     ):  # fmt: skip
         return False
     pairs = (task.taps_y - 1) // 2
@@ -275,7 +277,7 @@ def _launch_strip(task: BoxTask, types: str, each: int, stream: Any, arguments: 
         elif opens == keeps:
             return False
     task.tile = (STRIP_THREADS - lost) * each
-    task.tiles = -(-task.out_columns // task.tile)
+    task.tiles = -(-(task.out_columns + max(slack - 1, 0)) // task.tile)
     task.band = _band(task.tiles * task.planes, task.out_rows, steps * task.taps_y, multiprocessors() * held)
     task.bands = -(-task.out_rows // task.band)
     kernel("rank", f"extreme_strip<{types}, {kept}>").launch(

@@ -83,6 +83,15 @@ __device__ __noinline__ Vector<Sample> some_of(const Sample* line, long long at,
     return found;
 }
 
+// The vector at x of a line of at least as many samples, whatever its address; samples beyond the ends are any.
+template <typename Sample>
+__device__ __noinline__ Vector<Sample> vector_of(const Sample* line, int x, int columns) {
+    constexpr int SAMPLES = Vector<Sample>::SAMPLES;
+    const int begin = max(0, min(x, columns - SAMPLES));
+    const Vector<Sample> found = vector_at(line + begin, false);
+    return shifted(found, found, max(0, min(x - begin, SAMPLES - 1)));
+}
+
 // a - b, which saturates; nodata where either is missing.
 template <typename Sample>
 __device__ inline Vector<Sample> difference(const Vector<Sample>& a, const Vector<Sample>& b, int has_nodata, Sample nodata) {

@@ -280,7 +280,26 @@ struct Down {
     }
 };
 
-// Of integers; and of floats whose NaN spread, without nodata. Rows begin at whole vectors in the input and in the output.
+// The samples that lie `by` samples after those of each thread, of this one and the next.
+template <typename Sample>
+__device__ inline Vector<Sample> from_next(const Vector<Sample>& own, int by) {
+    Vector<Sample> next;
+#pragma unroll
+    for (int k = 0; k < Vector<Sample>::WORDS; ++k) next.word[k] = __shfl_down_sync(~0u, own.word[k], 1);
+    return by == 0 ? own : shifted(own, next, by);
+}
+
+// Those that lie `by` samples before.
+template <typename Sample>
+__device__ inline Vector<Sample> from_last(const Vector<Sample>& own, int by) {
+    Vector<Sample> last;
+#pragma unroll
+    for (int k = 0; k < Vector<Sample>::WORDS; ++k) last.word[k] = __shfl_up_sync(~0u, own.word[k], 1);
+    return by == 0 ? own : shifted(last, own, Vector<Sample>::SAMPLES - by);
+}
+
+// Of integers; and of floats whose NaN spread, without nodata. If rows do not begin at whole vectors, threads load and store those that
+// hold their samples, and exchange the rest.
 // KEEPS: the row before those that two results share, in shared memory; it is loaded again otherwise.
 // OPENS: after the opposite extremes of the same windows, of an odd number of samples in the middle of which the result lies.
 template <typename Sample, bool LEAST, bool KEEPS, bool OPENS>
@@ -313,10 +332,11 @@ __global__ void __launch_bounds__(32, STRIP_BLOCKS<Sample, KEEPS && !OPENS>) ext
 
     // The thread's vector of the input begins at x, and its windows `first` columns after that; its results, at `column`.
     const int past = task.first_x & (SAMPLES - 1), first = past > SAMPLES / 2 ? past - SAMPLES : past;
-    const int base = c0 + task.first_x - past, x = base + lane * SAMPLES, column = x - task.first_x + first;
+    const int slack = task.aligned_out ? 0 : SAMPLES, held = SAMPLES * (task.aligned_in ? THREADS : THREADS - 1);
+    const int base = c0 + task.first_x - past - slack, x = base + lane * SAMPLES, column = x - task.first_x + first;
     const int tile_end = min(c0 + task.tile, task.out_columns), end = tile_end + task.first_x + taps_x - 1;
-    const bool is_used = column >= c0 && column < tile_end;
-    const bool is_edge = x < end && (x < 0 || x >= task.columns);
+    const bool is_used = column >= c0 && column < (task.aligned_out ? tile_end : c0 + task.tile);
+    const bool is_edge = x < end && (x < 0 || x + SAMPLES > task.columns);
     // Columns beyond an edge are those of others, as their results down the columns; if the border mode names columns that the
     // warp does not have, each sample is loaded from where it lies.
     bool is_far = false;
@@ -324,39 +344,57 @@ __global__ void __launch_bounds__(32, STRIP_BLOCKS<Sample, KEEPS && !OPENS>) ext
         for (int i = 0; i < SAMPLES; ++i) {
             const int at = x + i, source = border_index(at, task.columns, task.mode_x);
             from[i * THREADS] = source;
-            const bool is_needed = at >= c0 + task.first_x && at < end && source >= 0;
-            if (is_needed && (source < base || source >= min(base + SAMPLES * THREADS, end))) is_far = true;
+            const bool is_needed = at >= c0 + task.first_x - slack && at < end && source >= 0;
+            if (is_needed && (source < base || source >= min(base + held, end))) is_far = true;
         }
     }
     const bool gathers = __any_sync(~0u, is_far), fills = !gathers && __any_sync(~0u, is_edge);
     if (fills && is_edge) {
         for (int i = 0; i < SAMPLES; ++i) {
             const int source = from[i * THREADS], place = source - base;
-            const bool is_here = place >= 0 && place < SAMPLES * THREADS;
+            const bool is_here = place >= 0 && place < held;
             if (source >= 0) from[i * THREADS] = is_here ? place % SAMPLES * THREADS + place / SAMPLES : 0;
         }
     }
 
-    // Rows of the band from safe_first to safe_last lie in the image.
-    const int safe_first = upwards ? in_y - task.rows + 1 : -in_y, safe_last = min(upwards ? in_y : task.rows - 1 - in_y, last);
+    // Rows of the band from safe_first to safe_last lie in the image, and what follows them too if vectors hold some of that.
+    const int whole = task.rows - (task.aligned_in ? 1 : 2);
+    const int safe_first = upwards ? in_y - whole : -in_y, safe_last = min(upwards ? in_y : whole - in_y, last);
     const long long in_step = on * static_cast<long long>(task.in_pitch);
-    const int loaded_x = max(0, min(x, task.columns - SAMPLES));  // threads that need nothing load what others do
+    // Threads that need nothing load what others do.
+    const int loaded_x = max(0, min(x, task.aligned_in ? task.columns - SAMPLES : (task.columns + SAMPLES - 1) & ~(SAMPLES - 1)));
     const auto row_at = [&](int n) { return in + (in_y + n * on) * static_cast<long long>(task.in_pitch) + loaded_x; };
     const auto is_safe = [&](int n, int end) { return n >= safe_first && end - 1 <= safe_last && !gathers; };
-    // Safe rows, of which the first is at `source`, and others: n … of the band.
-    const auto load = [&](auto& row, const Sample* source) {
+    const auto past_of = [](const Sample* at) { return static_cast<int>(reinterpret_cast<unsigned long long>(at) % 16 / sizeof(Sample)); };
+    // Safe rows, of which the first is at `source`, and others: n … of the band; each begins `by` samples before what is wanted.
+    const auto load = [&](auto& row, auto& by, const Sample* source) {
+        if (task.aligned_in) {
 #pragma unroll
-        for (int k = 0; k < sizeof(row) / sizeof(V); ++k) row[k] = loaded_vector<Sample>(source + k * in_step);
+            for (int k = 0; k < sizeof(row) / sizeof(V); ++k) row[k] = loaded_vector<Sample>(source + k * in_step);
+        } else {
+#pragma unroll
+            for (int k = 0; k < sizeof(row) / sizeof(V); ++k) {
+                by[k] = past_of(source + k * in_step);
+                row[k] = loaded_vector<Sample>(source + k * in_step - by[k]);
+            }
+        }
     };
-    const auto load_any = [&](auto& row, int n) {
+    const auto settle = [&](auto& row, const auto& by) {
+        if (task.aligned_in) return;
+#pragma unroll
+        for (int k = 0; k < sizeof(row) / sizeof(V); ++k) row[k] = from_next(row[k], by[k]);
+    };
+    const auto load_any = [&](auto& row, auto& by, int n) {
 #pragma unroll
         for (int k = 0; k < sizeof(row) / sizeof(V); ++k) {
+            by[k] = 0;
             int y = in_y + min(n + k, last) * on;
             if (y < 0 || y >= task.rows) y = index_beyond(y, task.rows, task.mode_y);
             const Sample* line = in + y * static_cast<long long>(task.in_pitch);
             if (y < 0) row[k] = splat<Sample>(filled(cval));
             else if (gathers && is_edge) row[k] = gathered(line, from, cval);
-            else row[k] = loaded_vector<Sample>(line + loaded_x);
+            else if (task.aligned_in) row[k] = loaded_vector<Sample>(line + loaded_x);
+            else row[k] = vector_of(line, x, task.columns);
         }
     };
 
@@ -364,15 +402,18 @@ __global__ void __launch_bounds__(32, STRIP_BLOCKS<Sample, KEEPS && !OPENS>) ext
 #pragma unroll 1
     for (; pair + BATCH <= pairs; pair += BATCH) {
         V row[2 * BATCH];
-        if (is_safe(2 * pair, 2 * (pair + BATCH))) load(row, row_at(2 * pair));
-        else load_any(row, 2 * pair);
+        int by[2 * BATCH];
+        if (is_safe(2 * pair, 2 * (pair + BATCH))) load(row, by, row_at(2 * pair));
+        else load_any(row, by, 2 * pair);
+        settle(row, by);
 #pragma unroll
         for (int k = 0; k < BATCH; ++k) down.add(row[2 * k], row[2 * k + 1]);
     }
     V next[2] = {}, old[1] = {};
+    int next_by[2] = {}, old_by[1] = {};
 #pragma unroll 1
     for (; pair <= pairs; ++pair) {
-        load_any(next, 2 * pair);
+        load_any(next, next_by, 2 * pair);
         if (pair == pairs) break;
         down.add(next[0], next[1]);
     }
@@ -382,6 +423,8 @@ __global__ void __launch_bounds__(32, STRIP_BLOCKS<Sample, KEEPS && !OPENS>) ext
     const long long out_step = on * static_cast<long long>(task.out_pitch);
     Sample* target = out + (out_y - (1 + later) * on) * static_cast<long long>(task.out_pitch) + column;
     const auto store = [&](Sample* to, V found, const V& theirs) {
+        const int by = task.aligned_out ? 0 : past_of(to), place = column - by;
+        if (!task.aligned_out) found = from_last(found, by);
         if (!is_used) return;
         if constexpr (same<Sample, float>) {
 #pragma unroll
@@ -390,27 +433,39 @@ __global__ void __launch_bounds__(32, STRIP_BLOCKS<Sample, KEEPS && !OPENS>) ext
         }
         if (task.subtracts == 1) found = difference(theirs, found, task.has_nodata, nodata);
         if (task.subtracts == 2) found = difference(found, theirs, task.has_nodata, nodata);
-        store_vector(to, found);
+        if (task.aligned_out || (place >= 0 && place + SAMPLES <= task.out_columns)) {
+            store_vector(to - by, found);
+        } else {
+            for (int k = 0; k < V::WORDS; ++k)
+                store_some<Sample>(to - column, place + k * SAMPLES_A_WORD<Sample>, found.word[k], 0, task.out_columns);
+        }
+    };
+    // The vector of the image that belongs to what is stored.
+    const auto image_at = [&](const Sample* to, int y) {
+        const int place = column - (task.aligned_out ? 0 : past_of(to));
+        const Sample* line = image + y * task.image_pitch;
+        if (!task.aligned_out && (place < 0 || place + SAMPLES > task.out_columns)) return some_of(line, place, task.out_columns);
+        return vector_at(line + place, place + 2 * SAMPLES <= task.out_columns);
     };
 #pragma unroll 1
     for (int r = -1 - later; r < rows; r += 2) {
         Column<Sample> many[SAMPLES];
+        settle(next, next_by);
+        if constexpr (!KEEPS) settle(old, old_by);
         down.add(next[0], next[1], old[0], many);
         V theirs[2];
         if (task.subtracts && is_used) {
-            const Sample* other = image + (out_y + r * on) * task.image_pitch + column;
-            const bool more_follow = column + 2 * SAMPLES <= task.out_columns;
-            if (r >= 0) theirs[0] = vector_at(other, more_follow);
-            if (r >= -1 && r + 1 < rows) theirs[1] = vector_at(other + on * task.image_pitch, more_follow);
+            if (r >= 0) theirs[0] = image_at(target, out_y + r * on);
+            if (r >= -1 && r + 1 < rows) theirs[1] = image_at(target + out_step, out_y + (r + 1) * on);
         }
         if (r + 2 < rows) {
             const int n = r + later + 2 * pairs + 3;
             if (is_safe(KEEPS ? n : n - 2 * pairs - 1, n + 2)) {
-                load(next, coming);
-                if constexpr (!KEEPS) load(old, going);
+                load(next, next_by, coming);
+                if constexpr (!KEEPS) load(old, old_by, going);
             } else {
-                load_any(next, n);
-                if constexpr (!KEEPS) load_any(old, n - 2 * pairs - 1);
+                load_any(next, next_by, n);
+                if constexpr (!KEEPS) load_any(old, old_by, n - 2 * pairs - 1);
             }
             coming += 2 * in_step, going += 2 * in_step;
         }
