@@ -51,6 +51,8 @@ def filtered(
     given = out is not None and variant is None and image.flags.c_contiguous
     layout = _layout(image, task, out, difference) if given else None
     known = None if layout is None else _repeats.get(layout)
+    if opens and layout in _repeats and known is None:
+        return None
     if known is not None and cupy.cuda.runtime.getDevice() == image.data.device_id:
         current = cupy.cuda.get_current_stream() if stream is None else stream
         known.launch([array.data.ptr for array in _arrays(image, out, difference)], current.ptr)
@@ -63,26 +65,28 @@ def filtered(
             out = cupy.empty(task.out_shape, task.dtype)
         if variant is not None and not VARIANTS[variant].applies(task):
             raise ValueError(f"variant {variant!r} cannot filter {task.dtype} with windows of {task.taps}")
-        applicable = [each for each in VARIANTS.values() if each.applies(task)]
-        chosen = applicable[-1] if variant is None else VARIANTS[variant]
-        takes = variant is None and difference is not None and extremes.applies(task)
-        run = partial(chosen.run, source, task, out, current)
+        takes = variant is None and difference is not None and (opens or extremes.applies(task))
         if takes:
             run = partial(extremes.run, source, task, out, current, difference)
+        else:
+            applicable = [each for each in VARIANTS.values() if each.applies(task)]
+            chosen = applicable[-1] if variant is None else VARIANTS[variant]
+            run = partial(chosen.run, source, task, out, current)
         if layout is None or takes != (difference is not None):
             run()
         else:
             repeat = record(run, _arrays(image, out, difference))
-            if repeat is not None and (difference is None or difference.is_done):
+            if repeat is not None:
                 if len(_repeats) >= MAX_REPEATS:
                     _repeats.clear()
-                _repeats[layout] = repeat
+                _repeats[layout] = repeat if difference is None or difference.is_done else None
     return out if difference is None or difference.is_done or not opens else None
 
 
 MAX_REPEATS = 256
 ALIGNMENT = 256  # bytes; launches depend on a pointer's remainder only
-_repeats: dict[Any, Repeat] = {}  # of earlier calls: choosing kernels and grids takes longer than many chunks
+# Of earlier calls: choosing kernels and grids takes longer than many chunks. None: it could not open.
+_repeats: dict[Any, Repeat | None] = {}
 
 
 def _arrays(image: Any, out: Any, difference: Difference | None) -> tuple[Any, ...]:

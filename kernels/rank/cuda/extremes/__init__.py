@@ -34,7 +34,8 @@ BOX_THREADS = 256  # of box.cuh
 BLOCKS = {4: 3, 8: 2}  # of a multiprocessor, by the rows of a group
 STRIP_THREADS = 32  # of strip.cuh
 STRIP_BLOCKS = {1: (16, 16), 2: (16, 20), 4: (16, 24)}  # of a multiprocessor, by a sample's bytes, and if rows are kept
-STRIP_FEWEST, STRIP_MANY, STRIP_OPENS = 4, 16, 8  # blocks of a multiprocessor, at least; if rows are kept; if it opens
+STRIP_FEWEST, STRIP_MANY = 4, 16  # blocks of a multiprocessor, at least, and if rows are kept
+STRIP_OPENS = 208  # threads of a multiprocessor that have results, at least, if it opens
 STRIP_LOST = 16  # vectors of a warp that only serve others, at most
 FEW, SOME = 8, 20  # rows of a window: more than FEW are loaded twice, up to SOME in groups of four
 VECTOR = 16  # bytes
@@ -270,8 +271,8 @@ def _launch_strip(task: BoxTask, types: str, each: int, stream: Any, arguments: 
         vectors = steps * (pairs + (pairs + 1 if keeps else 0))
         needed = STRIP_THREADS * (VECTOR * vectors + each * (max(4, 2 * itemsize) + 4))
         fit = min(shared_bytes_a_multiprocessor() // (needed + 1024), most)
-        if opens and keeps and fit >= STRIP_OPENS:
-            shared_bytes, held, kept = needed, min(fit, STRIP_BLOCKS[itemsize][0]), "true, true"
+        if opens and keeps and fit * (STRIP_THREADS - lost) >= STRIP_OPENS:
+            shared_bytes, held, kept = needed, min(fit, STRIP_BLOCKS[itemsize][False]), "true, true"
         elif not opens and fit >= (STRIP_MANY if keeps else STRIP_FEWEST):
             shared_bytes, held, kept = needed, fit, "true, false" if keeps else "false, false"
         elif opens == keeps:

@@ -440,24 +440,26 @@ __global__ void __launch_bounds__(32, STRIP_BLOCKS<Sample, KEEPS && !OPENS>) ext
                 store_some<Sample>(to - column, place + k * SAMPLES_A_WORD<Sample>, found.word[k], 0, task.out_columns);
         }
     };
-    // The vector of the image that belongs to what is stored.
+    // The vectors of the image that belong to results r and r + 1, long before these are stored.
+    V theirs[2];
     const auto image_at = [&](const Sample* to, int y) {
         const int place = column - (task.aligned_out ? 0 : past_of(to));
         const Sample* line = image + y * task.image_pitch;
         if (!task.aligned_out && (place < 0 || place + SAMPLES > task.out_columns)) return some_of(line, place, task.out_columns);
         return vector_at(line + place, place + 2 * SAMPLES <= task.out_columns);
     };
+    const auto fetch = [&](int r) {
+        if (!task.subtracts || !is_used) return;
+        if (r >= 0 && r < rows) theirs[0] = image_at(target, out_y + r * on);
+        if (r >= -1 && r + 1 < rows) theirs[1] = image_at(target + out_step, out_y + (r + 1) * on);
+    };
+    fetch(-1 - later);
 #pragma unroll 1
     for (int r = -1 - later; r < rows; r += 2) {
         Column<Sample> many[SAMPLES];
         settle(next, next_by);
         if constexpr (!KEEPS) settle(old, old_by);
         down.add(next[0], next[1], old[0], many);
-        V theirs[2];
-        if (task.subtracts && is_used) {
-            if (r >= 0) theirs[0] = image_at(target, out_y + r * on);
-            if (r >= -1 && r + 1 < rows) theirs[1] = image_at(target + out_step, out_y + (r + 1) * on);
-        }
         if (r + 2 < rows) {
             const int n = r + later + 2 * pairs + 3;
             if (is_safe(KEEPS ? n : n - 2 * pairs - 1, n + 2)) {
@@ -495,5 +497,6 @@ __global__ void __launch_bounds__(32, STRIP_BLOCKS<Sample, KEEPS && !OPENS>) ext
         if (r >= 0) store(target, found[0], theirs[0]);
         if (r >= -1 && r + 1 < rows) store(target + out_step, found[1], theirs[1]);
         target += 2 * out_step;
+        fetch(r + 2);
     }
 }
