@@ -18,6 +18,7 @@ struct BoxTask {
     int band;                          // rows of results of a band
     int first_y, first_x, mode_y, mode_x;
     int taps_y, taps_x, step, pair;
+    int inner;  // samples of a pixel of a row, from one of a window to the next
     int slots;  // of a ring
     int is_first, is_last, omit_nan, has_nodata;
     int aligned_in, aligned_out;

@@ -212,6 +212,29 @@ __device__ inline void windows_along(Column<Sample> (&x)[N], int first, int taps
     });
 }
 
+// The same for windows of every `inner`-th column, of pixels with channels: by doubling, in shared memory.
+template <bool LEAST, typename Sample, int N>
+__device__ inline void windows_apart(Column<Sample> (&x)[N], int first, int taps, int inner, Column<Sample>* line) {
+    const int lane = threadIdx.x;
+    const auto share = [&] {
+        __syncwarp();
+#pragma unroll
+        for (int j = 0; j < N; ++j) line[j * 32 + lane] = x[j];
+        __syncwarp();
+    };
+    const auto at = [&](int column) { return line[(column & (N - 1)) * 32 + ((lane + (column >= 0 ? column / N : -1)) & 31)]; };
+    int span = 1;
+#pragma unroll 1
+    for (; 2 * span <= taps; span *= 2) {
+        share();
+#pragma unroll
+        for (int j = 0; j < N; ++j) x[j] = chosen<LEAST>(x[j], at(j + span * inner));
+    }
+    share();
+#pragma unroll
+    for (int j = 0; j < N; ++j) x[j] = chosen<LEAST>(at(j + first), at(j + first + (taps - span) * inner));
+}
+
 // Down the columns of a thread: the windows of two results share the pairs of rows before the newest. If they have an odd number of
 // rows, the row before these pairs completes the first window, and the newest pair's first row the second; if an even number, one row
 // more of the newest pair each. A ring has the extremes of pairs. Where a run of them ends, they become those from each to its end.
@@ -310,8 +333,8 @@ __global__ void __launch_bounds__(32, STRIP_BLOCKS<Sample, KEEPS && !OPENS>) ext
     constexpr int SAMPLES = V::SAMPLES, THREADS = 32, BATCH = 4;
     extern __shared__ ulonglong2 vectors[];
     const int lane = threadIdx.x, taps = task.taps_y;
-    // Rows and columns of the windows of both steps, and rows from a first step's result to the second's.
-    const int taps_y = OPENS ? 2 * taps - 1 : taps, taps_x = OPENS ? 2 * task.taps_x - 1 : task.taps_x, later = OPENS ? taps : 0;
+    // Rows of the windows of both steps, columns from a window's first to its last, and rows from a first step's result to the second's.
+    const int taps_y = OPENS ? 2 * taps - 1 : taps, reach = (OPENS ? 2 : 1) * (task.taps_x - 1) * task.inner, later = OPENS ? taps : 0;
     Down<Sample, LEAST != OPENS, KEEPS> down(reinterpret_cast<V*>(vectors) + lane, taps);
     Down<Sample, LEAST, true> then(down.end, taps);
     const int pairs = down.pairs;
@@ -334,7 +357,7 @@ __global__ void __launch_bounds__(32, STRIP_BLOCKS<Sample, KEEPS && !OPENS>) ext
     const int past = task.first_x & (SAMPLES - 1), first = past > SAMPLES / 2 ? past - SAMPLES : past;
     const int slack = task.aligned_out ? 0 : SAMPLES, held = SAMPLES * (task.aligned_in ? THREADS : THREADS - 1);
     const int base = c0 + task.first_x - past - slack, x = base + lane * SAMPLES, column = x - task.first_x + first;
-    const int tile_end = min(c0 + task.tile, task.out_columns), end = tile_end + task.first_x + taps_x - 1;
+    const int tile_end = min(c0 + task.tile, task.out_columns), end = tile_end + task.first_x + reach;
     const bool is_used = column >= c0 && column < (task.aligned_out ? tile_end : c0 + task.tile);
     const bool is_edge = x < end && (x < 0 || x + SAMPLES > task.columns);
     // Columns beyond an edge are those of others, as their results down the columns; if the border mode names columns that the
@@ -342,7 +365,9 @@ __global__ void __launch_bounds__(32, STRIP_BLOCKS<Sample, KEEPS && !OPENS>) ext
     bool is_far = false;
     if (is_edge) {
         for (int i = 0; i < SAMPLES; ++i) {
-            const int at = x + i, source = border_index(at, task.columns, task.mode_x);
+            const int at = x + i, pixel = at / task.inner - (at % task.inner < 0), channel = at - pixel * task.inner;
+            const int beside = border_index(pixel, task.columns / task.inner, task.mode_x);
+            const int source = beside < 0 ? beside : beside * task.inner + channel;
             from[i * THREADS] = source;
             const bool is_needed = at >= c0 + task.first_x - slack && at < end && source >= 0;
             if (is_needed && (source < base || source >= min(base + held, end))) is_far = true;
@@ -485,13 +510,15 @@ __global__ void __launch_bounds__(32, STRIP_BLOCKS<Sample, KEEPS && !OPENS>) ext
                 }
             }
         }
-        windows_along<LEAST != OPENS>(many, OPENS ? 0 : first, task.taps_x);
+        if (task.inner > 1) windows_apart<LEAST != OPENS>(many, OPENS ? 0 : first, task.taps_x, task.inner, line);
+        else windows_along<LEAST != OPENS>(many, OPENS ? 0 : first, task.taps_x);
         V found[2];
         to_rows<Sample>(many, found[0], found[1]);
         if constexpr (OPENS) {
             then.add(found[0], found[1], V(), many);
             then.turn_back();
-            if (r >= -1) windows_along<LEAST>(many, first, task.taps_x);
+            if (task.inner > 1) windows_apart<LEAST>(many, first, task.taps_x, task.inner, line);
+            else if (r >= -1) windows_along<LEAST>(many, first, task.taps_x);
             to_rows<Sample>(many, found[0], found[1]);
         }
         if (r >= 0) store(target, found[0], theirs[0]);
