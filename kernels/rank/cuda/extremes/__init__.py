@@ -33,7 +33,7 @@ ROW_THREADS, ROW_WORDS = 256, 16  # of words.cuh
 BOX_THREADS = 256  # of box.cuh
 BLOCKS = {4: 3, 8: 2}  # of a multiprocessor, by the rows of a group
 STRIP_THREADS = 32  # of strip.cuh
-# Blocks of a multiprocessor: at most, by bytes of a sample, of four rows at a time, two, and two that open; and at least.
+# Blocks of a multiprocessor at most, by bytes of a sample: of four rows at a time, two, and two that open; and at least
 STRIP_BLOCKS = {1: (12, 16, 16), 2: (16, 20, 16), 4: (16, 24, 16)}
 STRIP_FEWEST, STRIP_MANY = 4, 16
 STRIP_OPENS = 208  # threads of a multiprocessor that have results, at least, if it opens

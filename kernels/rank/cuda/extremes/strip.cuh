@@ -1,24 +1,26 @@
 // Minima and maxima of boxes, a warp by itself for each strip of columns. Part of rank.cu.
 //
-// A thread has 16 bytes of each row. A warp goes down a band of rows of one strip, two rows at a time, and waits for no other.
+// A thread has 16 bytes of each row. A warp goes down a band of rows of one strip, two or four rows at a time, and waits for no other.
 //
-//   rows               the next pair of rows is on its way to registers during all that follows
+//   rows               the next rows are on their way to registers during all that follows
 //        |
-//   down the columns   each thread by itself. The windows of two results share (t - 1) / 2 pairs of rows: their minimum is found in
-//                      runs of so many pairs (van Herk; Gil and Werman), one from the run's start, one to the end of the run
-//                      before, in a ring in shared memory, which a thread goes through backwards where a run ends. The ring has a
-//                      vector for two rows; the row before those of a window's pairs is loaded again if windows are large.
+//   down the columns   each thread by itself. The windows of two (four) results share whole pairs (fours) of rows: their minimum is
+//                      found in runs of so many groups (van Herk; Gil and Werman), one from the run's start, one to the end of the
+//                      run before, in a ring in shared memory, which a thread goes through backwards where a run ends. The ring has a
+//                      vector for each group, and one for the second row of each pair; rows before a window's fours are loaded again.
 //        |
-//   along the rows     on words of one column in both rows, so that samples never move within words: a thread's minima from
+//   along the rows     on words of one column in two rows, so that samples never move within words: a thread's minima from
 //                      each column to its last, and from its first to each; a window is the first of these, whole threads, and
 //                      the second of a thread to the right. Threads exchange words in shuffles. The last threads of a warp only
-//                      serve others.
+//                      serve others. Windows of pixels with channels are doubled in shared memory instead.
+//        |
+//   an opening         takes these results as rows of a second strip, whose windows have maxima: no result of the first step leaves the
+//                      multiprocessor. Edges are those of the first image, so windows must be symmetric, and edges mirrors.
 //
 // Floors of N samples of b bytes: 2 N b bytes of memory; for 16 bytes of a row, of 16 bits and a window of 51 × 51, 12 minima down,
 // 13 along and 8 permutations, of which a multiprocessor starts two a cycle for a warp, and 7 shuffles, one a cycle: 17 us of
-// 8192 × 8192 on an H200, where the memory takes 64; of bytes about as many, where it takes 32; of floats 30 of 128. Half as many again
-// for threads that serve others and rows before the first result. Measured: 0.46, 0.35 and 0.47 of a copy's speed. Three
-// warps a scheduler leave it without work most of the time.
+// 8192 × 8192 on an H200, where the memory takes 64; of bytes about as many, where it takes 32; of floats 30 of 128; an opening takes
+// twice as many. Half as many again for threads that serve others and rows before the first result.
 #pragma once
 
 #include "cuda/extremes/rows.cuh"
