@@ -24,18 +24,18 @@ ENTRIES = tuple(
     for c_type in C_TYPES.values()
     for least in ("true", "false")
 ) + tuple(
-    f"extreme_strip<{C_TYPES[name]}, {least}, {rows}>"
+    f"extreme_strip<{C_TYPES[name]}, {least}, {keeps}, {plain}>"
     for name in ("uint8", "uint16", "int16", "float32")
     for least in ("true", "false")
-    for rows in ("4, false", "2, false", "2, true")
+    for keeps in ("false, false", "true, false", "true, true")
+    for plain in ("true", "false")
 )
 ROW_THREADS, ROW_WORDS = 256, 16  # of words.cuh
 BOX_THREADS = 256  # of box.cuh
 BLOCKS = {4: 3, 8: 2}  # of a multiprocessor, by the rows of a group
 STRIP_THREADS = 32  # of strip.cuh
-# Blocks of a multiprocessor at most, by bytes of a sample: of four rows at a time, two, and two that open; and at least
-STRIP_BLOCKS = {1: (12, 16, 16), 2: (16, 20, 16), 4: (16, 24, 16)}
-STRIP_FEWEST, STRIP_MANY = 4, 16
+STRIP_BLOCKS = {1: (16, 16), 2: (16, 20), 4: (16, 24)}  # of a multiprocessor, by a sample's bytes, and if rows are kept
+STRIP_FEWEST, STRIP_MANY = 4, 16  # blocks of a multiprocessor, at least, and if rows are kept
 STRIP_OPENS = 208  # threads of a multiprocessor that have results, at least, if it opens
 STRIP_LOST = 16  # vectors of a warp that only serve others, at most
 FEW, SOME = 8, 20  # rows of a window: more than FEW are loaded twice, up to SOME in groups of four
@@ -300,22 +300,24 @@ def _launch_strip(task: BoxTask, types: str, itemsize: int, stream: Any, argumen
         or lost > STRIP_LOST or (not task.aligned_in and task.columns < 2 * each)
     ):  # fmt: skip
         return False
-    pairs, line = (task.taps_y - 1) // 2, STRIP_THREADS * each * (max(4, 2 * itemsize) + 4)
-    vectors = {"4, false": (task.taps_y + 1) // 4 - 1, "2, false": 2 * pairs + 1, "2, true": 4 * pairs + 2}
-    shared = {rows: STRIP_THREADS * VECTOR * count + line for rows, count in vectors.items()}
-    held = {
-        rows: min(shared_bytes_a_multiprocessor() // (needed + 1024), most)
-        for (rows, needed), most in zip(shared.items(), STRIP_BLOCKS[itemsize], strict=True)
-    }
-    rows = "2, true" if opens else "2, false" if held["2, false"] >= STRIP_MANY or task.taps_y < 3 else "4, false"
-    if held[rows] < STRIP_FEWEST or (opens and held[rows] * (STRIP_THREADS - lost) < STRIP_OPENS):
-        return False
+    pairs = (task.taps_y - 1) // 2
+    for keeps, most in enumerate(STRIP_BLOCKS[itemsize]):
+        vectors = steps * (pairs + (pairs + 1 if keeps else 0))
+        needed = STRIP_THREADS * (VECTOR * vectors + each * (max(4, 2 * itemsize) + 4))
+        fit = min(shared_bytes_a_multiprocessor() // (needed + 1024), most)
+        if opens and keeps and (fit := min(fit, STRIP_BLOCKS[itemsize][0])) * (STRIP_THREADS - lost) >= STRIP_OPENS:
+            shared_bytes, held, kept = needed, fit, "true, true"
+        elif not opens and fit >= (STRIP_MANY if keeps else STRIP_FEWEST):
+            shared_bytes, held, kept = needed, fit, "true, false" if keeps else "false, false"
+        elif opens == keeps:
+            return False
     task.tile = (STRIP_THREADS - lost) * each
     task.tiles = -(-(task.out_columns + max(slack - 1, 0)) // task.tile)
-    task.band = _band(task.tiles * task.planes, task.out_rows, steps * task.taps_y, multiprocessors() * held[rows])
+    task.band = _band(task.tiles * task.planes, task.out_rows, steps * task.taps_y, multiprocessors() * held)
     task.bands = -(-task.out_rows // task.band)
-    kernel("rank", f"extreme_strip<{types}, {rows}>").launch(
-        (task.tiles * task.bands * task.planes,), (STRIP_THREADS,), arguments, shared_bytes=shared[rows], stream=stream
+    plain = "true" if task.aligned_in and task.aligned_out and task.inner == 1 else "false"
+    kernel("rank", f"extreme_strip<{types}, {kept}, {plain}>").launch(
+        (task.tiles * task.bands * task.planes,), (STRIP_THREADS,), arguments, shared_bytes=shared_bytes, stream=stream
     )
     return True
 

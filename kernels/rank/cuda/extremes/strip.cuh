@@ -1,15 +1,15 @@
 // Minima and maxima of boxes, a warp by itself for each strip of columns. Part of rank.cu.
 //
-// A thread has 16 bytes of each row. A warp goes down a band of rows of one strip, two or four rows at a time, and waits for no other.
+// A thread has 16 bytes of each row. A warp goes down a band of rows of one strip, two rows at a time, and waits for no other.
 //
-//   rows               the next rows are on their way to registers during all that follows
+//   rows               the next pair of rows is on its way to registers during all that follows
 //        |
-//   down the columns   each thread by itself. The windows of two (four) results share whole pairs (fours) of rows: their minimum is
-//                      found in runs of so many groups (van Herk; Gil and Werman), one from the run's start, one to the end of the
-//                      run before, in a ring in shared memory, which a thread goes through backwards where a run ends. The ring has a
-//                      vector for each group, and one for the second row of each pair; rows before a window's fours are loaded again.
+//   down the columns   each thread by itself. The windows of two results share (t - 1) / 2 pairs of rows: their minimum is found in
+//                      runs of so many pairs (van Herk; Gil and Werman), one from the run's start, one to the end of the run
+//                      before, in a ring in shared memory, which a thread goes through backwards where a run ends. The ring has a
+//                      vector for two rows; the row before those of a window's pairs is loaded again if windows are large.
 //        |
-//   along the rows     on words of one column in two rows, so that samples never move within words: a thread's minima from
+//   along the rows     on words of one column in both rows, so that samples never move within words: a thread's minima from
 //                      each column to its last, and from its first to each; a window is the first of these, whole threads, and
 //                      the second of a thread to the right. Threads exchange words in shuffles. The last threads of a warp only
 //                      serve others. Windows of pixels with channels are doubled in shared memory instead.
@@ -19,15 +19,16 @@
 //
 // Floors of N samples of b bytes: 2 N b bytes of memory; for 16 bytes of a row, of 16 bits and a window of 51 × 51, 12 minima down,
 // 13 along and 8 permutations, of which a multiprocessor starts two a cycle for a warp, and 7 shuffles, one a cycle: 17 us of
-// 8192 × 8192 on an H200, where the memory takes 64; of bytes about as many, where it takes 32; of floats 30 of 128; an opening takes
-// twice as many. Half as many again for threads that serve others and rows before the first result.
+// 8192 × 8192 on an H200, where the memory takes 64; of bytes about as many, where it takes 32; of floats 30 of 128. Half as many again
+// for threads that serve others and rows before the first result; an opening takes twice as many. Measured: 0.46, 0.35 and 0.47 of a
+// copy's speed. Three warps a scheduler leave it without work most of the time.
 #pragma once
 
 #include "cuda/extremes/rows.cuh"
 
 // Blocks of a multiprocessor, which bound a thread's registers.
-template <typename Sample, int ROWS, bool OPENS>
-constexpr int STRIP_BLOCKS = ROWS == 4 && sizeof(Sample) == 1 ? 12 : ROWS == 4 || OPENS || sizeof(Sample) == 1 ? 16 : sizeof(Sample) == 2 ? 20 : 24;
+template <typename Sample, bool KEEPS>
+constexpr int STRIP_BLOCKS = KEEPS && sizeof(Sample) > 1 ? (sizeof(Sample) == 2 ? 20 : 24) : 16;
 
 // The extreme of words of a stream. Floats are compared as such: a NaN spreads, and -0.0 comes before 0.0.
 template <bool LEAST, typename Sample>
@@ -237,82 +238,60 @@ __device__ inline void windows_apart(Column<Sample> (&x)[N], int first, int taps
     for (int j = 0; j < N; ++j) x[j] = chosen<LEAST>(at(j + first), at(j + first + (taps - span) * inner));
 }
 
-// Down the columns of a thread: the windows of two or four results, ROWS, share the groups of as many rows before the newest. Rows
-// before these complete the first windows, and rows of the newest group the last. A ring has the extremes of groups. Where a run of
-// them ends, they become those from each to its end. The row before pairs is kept in shared memory; those before fours are loaded again.
-template <typename Sample, bool LEAST, int ROWS>
+// Down the columns of a thread: the windows of two results share the pairs of rows before the newest. If they have an odd number of
+// rows, the row before these pairs completes the first window, and the newest pair's first row the second; if an even number, one row
+// more of the newest pair each. A ring has the extremes of pairs. Where a run of them ends, they become those from each to its end.
+// KEEPS: the row before the pairs, in shared memory.
+template <typename Sample, bool LEAST, bool KEEPS>
 struct Down {
     using V = Vector<Sample>;
     using Many = Lanes<Sample>;
-    static constexpr int THREADS = 32, BATCH = 4, OLD = ROWS == 2 ? 1 : 4;
-    static constexpr bool KEEPS = ROWS == 2;
-    const int groups, rest;  // rest: rows that windows share, but are no whole group
+    static constexpr int THREADS = 32, BATCH = 4;
+    const int pairs;
+    const bool is_even;
     V *const ring, *const kept, *const end;
-    V *turn, *oldest;  // the group's place in its run, and the row's
-    V before;          // the row before `old`
+    V *turn, *oldest;  // the pair's place in its run, and the row's
     Many prefix;       // of the run
 
     __device__ Down(V* memory, int taps)
-        : groups((taps + 1) / ROWS - 1), rest((taps + 1) % ROWS), ring(memory), kept(ring + groups * THREADS),
-          end(kept + (KEEPS ? groups + 1 : 0) * THREADS), turn(ring), oldest(kept) {
+        : pairs((taps - 1) / 2), is_even(taps % 2 == 0), ring(memory), kept(ring + pairs * THREADS),
+          end(kept + (KEEPS ? pairs + 1 : 0) * THREADS), turn(ring), oldest(kept) {
         prefix = none();
     }
     static __device__ Many none() { return widened(splat<Sample>(loser<Sample, LEAST>())); }
 
-    // Rows from the first window's beginning to the first group.
-    __device__ int lead() const { return KEEPS ? 1 : 3 + max(rest - 1, 0); }
-
-    // A group before the first window ends.
-    __device__ void add(const V* row) {
-        Many whole = widened(row[0]);
-#pragma unroll
-        for (int k = 1; k < ROWS; ++k) whole = chosen<LEAST>(whole, widened(row[k]));
-        *turn = narrowed(whole), turn += THREADS;
-        if constexpr (KEEPS) *oldest = row[1], oldest += THREADS;
+    // A pair before the first window ends.
+    __device__ void add(const V& a, const V& b) {
+        *turn = narrowed(chosen<LEAST>(widened(a), widened(b))), turn += THREADS;
+        if constexpr (KEEPS) *oldest = b, oldest += THREADS;
     }
 
-    // The windows that end in the rows of a group; `old` are the rows before the groups, unless they are kept.
-    __device__ void add(const V (&row)[ROWS], V (&old)[OLD], Column<Sample> (*windows)[V::SAMPLES]) {
-        Many first[ROWS], found[ROWS];  // of the first rows of the group
-#pragma unroll
-        for (int k = 0; k < ROWS; ++k) first[k] = k == 0 ? widened(row[k]) : chosen<LEAST>(first[k - 1], widened(row[k]));
+    // The windows that end in rows a and b; `old` is the row before the pairs, unless it is kept.
+    __device__ void add(const V& a, const V& b, V old, Column<Sample>* windows) {
+        const Many first = widened(a), both = chosen<LEAST>(first, widened(b));
         Many shared = prefix;
-        if (groups > 0) {
+        if (pairs > 0) {
             shared = chosen<LEAST>(shared, widened(*turn));
-            *turn = narrowed(first[ROWS - 1]), turn += THREADS;
-            prefix = chosen<LEAST>(prefix, first[ROWS - 1]);
+            *turn = narrowed(both), turn += THREADS;
+            prefix = chosen<LEAST>(prefix, both);
         }
         if constexpr (KEEPS) {
-            old[0] = *oldest, *oldest = row[1], oldest += THREADS;
+            old = *oldest, *oldest = b, oldest += THREADS;
             if (oldest == end) oldest = kept;
         }
-        Many last[OLD + 1];  // of the last rows of old
-#pragma unroll
-        for (int k = 0; k < OLD; ++k) last[k] = k == 0 ? widened(old[OLD - 1]) : chosen<LEAST>(last[k - 1], widened(old[OLD - 1 - k]));
-        if constexpr (!KEEPS) {
-            last[OLD] = chosen<LEAST>(last[OLD - 1], widened(before));
-            before = old[OLD - 1];
-        }
-        with_constant<0, ROWS>(rest, [&](auto more) {
-            constexpr int REST = decltype(more)::value, LATER = REST > 0, EARLIER = REST > 1 ? REST - 1 : 0;
-#pragma unroll
-            for (int k = 0; k < ROWS; ++k) {
-                found[k] = shared;
-                if (ROWS - 1 + EARLIER > k) found[k] = chosen<LEAST>(found[k], last[ROWS - 1 + EARLIER > k ? ROWS - 2 + EARLIER - k : 0]);
-                if (k + LATER > 0) found[k] = chosen<LEAST>(found[k], first[k + LATER > 0 ? k + LATER - 1 : 0]);
-            }
-        });
-#pragma unroll
-        for (int k = 0; k < ROWS; k += 2) to_columns<Sample>(found[k], found[k + 1], windows[k / 2]);
+        Many upper = chosen<LEAST>(shared, widened(old)), lower;
+        if (is_even) lower = chosen<LEAST>(shared, both), upper = chosen<LEAST>(upper, first);
+        else lower = chosen<LEAST>(shared, first);
+        to_columns<Sample>(upper, lower, windows);
     }
 
     __device__ void turn_back() {
-        if (groups == 0 || turn != kept) return;
+        if (pairs == 0 || turn != kept) return;
         turn = ring, prefix = none();
-        if (groups < 2) return;
-        V* at = ring + (groups - 1) * THREADS;
+        if (pairs < 2) return;
+        V* at = ring + (pairs - 1) * THREADS;
         Many suffix = widened(*at);
-        int left = groups - 1;
+        int left = pairs - 1;
 #pragma unroll 1
         for (; left >= BATCH; left -= BATCH, at -= BATCH * THREADS) {
             V row[BATCH];
@@ -347,21 +326,23 @@ __device__ inline Vector<Sample> from_last(const Vector<Sample>& own, int by) {
 
 // Of integers; and of floats whose NaN spread, without nodata. If rows do not begin at whole vectors, threads load and store those that
 // hold their samples, and exchange the rest.
-// ROWS: of results at a time.
+// KEEPS: the row before those that two results share, in shared memory; it is loaded again otherwise.
 // OPENS: after the opposite extremes of the same windows, of an odd number of samples in the middle of which the result lies.
-template <typename Sample, bool LEAST, int ROWS, bool OPENS>
-__global__ void __launch_bounds__(32, STRIP_BLOCKS<Sample, ROWS, OPENS>) extreme_strip(
+// PLAIN: rows begin at whole vectors, and pixels have no channels.
+template <typename Sample, bool LEAST, bool KEEPS, bool OPENS, bool PLAIN>
+__global__ void __launch_bounds__(32, STRIP_BLOCKS<Sample, KEEPS && !OPENS>) extreme_strip(
     const Sample* __restrict__ in, Sample* __restrict__ out, const Sample* __restrict__ image,
     const __grid_constant__ BoxTask task, Sample cval, Sample nodata, Sample) {
     using V = Vector<Sample>;
-    constexpr int SAMPLES = V::SAMPLES, THREADS = 32, BATCH = 8;
-    constexpr bool KEEPS = ROWS == 2;
+    constexpr int SAMPLES = V::SAMPLES, THREADS = 32, BATCH = 4;
     extern __shared__ ulonglong2 vectors[];
-    const int lane = threadIdx.x, taps = task.taps_y;
+    const int lane = threadIdx.x, taps = task.taps_y, inner = PLAIN ? 1 : task.inner;
+    const bool aligned_in = PLAIN || task.aligned_in, aligned_out = PLAIN || task.aligned_out;
     // Rows of the windows of both steps, columns from a window's first to its last, and rows from a first step's result to the second's.
-    const int taps_y = OPENS ? 2 * taps - 1 : taps, reach = (OPENS ? 2 : 1) * (task.taps_x - 1) * task.inner, later = OPENS ? taps : 0;
-    Down<Sample, LEAST != OPENS, ROWS> down(reinterpret_cast<V*>(vectors) + lane, taps);
-    Down<Sample, LEAST, 2> then(down.end, taps);
+    const int taps_y = OPENS ? 2 * taps - 1 : taps, reach = (OPENS ? 2 : 1) * (task.taps_x - 1) * inner, later = OPENS ? taps : 0;
+    Down<Sample, LEAST != OPENS, KEEPS> down(reinterpret_cast<V*>(vectors) + lane, taps);
+    Down<Sample, LEAST, true> then(down.end, taps);
+    const int pairs = down.pairs;
     Column<Sample>* const line = reinterpret_cast<Column<Sample>*>((OPENS ? then.end : down.end) - lane);
     int* const from = reinterpret_cast<int*>(line + SAMPLES * THREADS) + lane;
 
@@ -379,19 +360,19 @@ __global__ void __launch_bounds__(32, STRIP_BLOCKS<Sample, ROWS, OPENS>) extreme
 
     // The thread's vector of the input begins at x, and its windows `first` columns after that; its results, at `column`.
     const int past = task.first_x & (SAMPLES - 1), first = past > SAMPLES / 2 ? past - SAMPLES : past;
-    const int slack = task.aligned_out ? 0 : SAMPLES, held = SAMPLES * (task.aligned_in ? THREADS : THREADS - 1);
+    const int slack = aligned_out ? 0 : SAMPLES, held = SAMPLES * (aligned_in ? THREADS : THREADS - 1);
     const int base = c0 + task.first_x - past - slack, x = base + lane * SAMPLES, column = x - task.first_x + first;
     const int tile_end = min(c0 + task.tile, task.out_columns), end = tile_end + task.first_x + reach;
-    const bool is_used = column >= c0 && column < (task.aligned_out ? tile_end : c0 + task.tile);
+    const bool is_used = column >= c0 && column < (aligned_out ? tile_end : c0 + task.tile);
     const bool is_edge = x < end && (x < 0 || x + SAMPLES > task.columns);
     // Columns beyond an edge are those of others, as their results down the columns; if the border mode names columns that the
     // warp does not have, each sample is loaded from where it lies.
     bool is_far = false;
     if (is_edge) {
         for (int i = 0; i < SAMPLES; ++i) {
-            const int at = x + i, pixel = at / task.inner - (at % task.inner < 0), channel = at - pixel * task.inner;
-            const int beside = border_index(pixel, task.columns / task.inner, task.mode_x);
-            const int source = beside < 0 ? beside : beside * task.inner + channel;
+            const int at = x + i, pixel = at / inner - (at % inner < 0), channel = at - pixel * inner;
+            const int beside = border_index(pixel, task.columns / inner, task.mode_x);
+            const int source = beside < 0 ? beside : beside * inner + channel;
             from[i * THREADS] = source;
             const bool is_needed = at >= c0 + task.first_x - slack && at < end && source >= 0;
             if (is_needed && (source < base || source >= min(base + held, end))) is_far = true;
@@ -407,17 +388,17 @@ __global__ void __launch_bounds__(32, STRIP_BLOCKS<Sample, ROWS, OPENS>) extreme
     }
 
     // Rows of the band from safe_first to safe_last lie in the image, and what follows them too if vectors hold some of that.
-    const int whole = task.rows - (task.aligned_in ? 1 : 2);
+    const int whole = task.rows - (aligned_in ? 1 : 2);
     const int safe_first = upwards ? in_y - whole : -in_y, safe_last = min(upwards ? in_y : whole - in_y, last);
     const long long in_step = on * static_cast<long long>(task.in_pitch);
     // Threads that need nothing load what others do.
-    const int loaded_x = max(0, min(x, task.aligned_in ? task.columns - SAMPLES : (task.columns + SAMPLES - 1) & ~(SAMPLES - 1)));
+    const int loaded_x = max(0, min(x, aligned_in ? task.columns - SAMPLES : (task.columns + SAMPLES - 1) & ~(SAMPLES - 1)));
     const auto row_at = [&](int n) { return in + (in_y + n * on) * static_cast<long long>(task.in_pitch) + loaded_x; };
     const auto is_safe = [&](int n, int end) { return n >= safe_first && end - 1 <= safe_last && !gathers; };
     const auto past_of = [](const Sample* at) { return static_cast<int>(reinterpret_cast<unsigned long long>(at) % 16 / sizeof(Sample)); };
     // Safe rows, of which the first is at `source`, and others: n … of the band; each begins `by` samples before what is wanted.
     const auto load = [&](auto& row, auto& by, const Sample* source) {
-        if (task.aligned_in) {
+        if (aligned_in) {
 #pragma unroll
             for (int k = 0; k < sizeof(row) / sizeof(V); ++k) row[k] = loaded_vector<Sample>(source + k * in_step);
         } else {
@@ -429,7 +410,7 @@ __global__ void __launch_bounds__(32, STRIP_BLOCKS<Sample, ROWS, OPENS>) extreme
         }
     };
     const auto settle = [&](auto& row, const auto& by) {
-        if (task.aligned_in) return;
+        if (aligned_in) return;
 #pragma unroll
         for (int k = 0; k < sizeof(row) / sizeof(V); ++k) row[k] = from_next(row[k], by[k]);
     };
@@ -442,46 +423,38 @@ __global__ void __launch_bounds__(32, STRIP_BLOCKS<Sample, ROWS, OPENS>) extreme
             const Sample* line = in + y * static_cast<long long>(task.in_pitch);
             if (y < 0) row[k] = splat<Sample>(filled(cval));
             else if (gathers && is_edge) row[k] = gathered(line, from, cval);
-            else if (task.aligned_in) row[k] = loaded_vector<Sample>(line + loaded_x);
+            else if (aligned_in) row[k] = loaded_vector<Sample>(line + loaded_x);
             else row[k] = vector_of(line, x, task.columns);
         }
     };
 
-    // Results r … r + ROWS - 1 share the groups before row n, of which r + lead is the first row.
-    const int lead = down.lead() + later, behind = ROWS * down.groups, first_r = KEEPS ? -1 - later : 0;
-    int n = first_r + lead;
+    int pair = 0;
 #pragma unroll 1
-    for (; n + BATCH <= first_r + lead + behind; n += BATCH) {
-        V row[BATCH];
-        int by[BATCH];
-        if (is_safe(n, n + BATCH)) load(row, by, row_at(n));
-        else load_any(row, by, n);
+    for (; pair + BATCH <= pairs; pair += BATCH) {
+        V row[2 * BATCH];
+        int by[2 * BATCH];
+        if (is_safe(2 * pair, 2 * (pair + BATCH))) load(row, by, row_at(2 * pair));
+        else load_any(row, by, 2 * pair);
         settle(row, by);
 #pragma unroll
-        for (int k = 0; k < BATCH; k += ROWS) down.add(row + k);
+        for (int k = 0; k < BATCH; ++k) down.add(row[2 * k], row[2 * k + 1]);
     }
-    V next[ROWS] = {}, old[down.OLD] = {};
-    int next_by[ROWS] = {}, old_by[down.OLD] = {};
+    V next[2] = {}, old[1] = {};
+    int next_by[2] = {}, old_by[1] = {};
 #pragma unroll 1
-    for (;; n += ROWS) {
-        load_any(next, next_by, n);
-        if (n == first_r + lead + behind) break;
-        down.add(next);
+    for (; pair <= pairs; ++pair) {
+        load_any(next, next_by, 2 * pair);
+        if (pair == pairs) break;
+        down.add(next[0], next[1]);
     }
     down.turn_back();
-    if constexpr (!KEEPS) {
-        load_any(old, old_by, n - behind - 5);
-        down.before = old[0];
-        load_any(old, old_by, n - behind - 4);
-    }
 
-    n += ROWS;
-    const Sample *coming = row_at(n), *going = row_at(n - behind - ROWS);
+    const Sample *coming = row_at(2 * pairs + 2), *going = row_at(1);
     const long long out_step = on * static_cast<long long>(task.out_pitch);
-    Sample* target = out + (out_y + first_r * on) * static_cast<long long>(task.out_pitch) + column;
+    Sample* target = out + (out_y - (1 + later) * on) * static_cast<long long>(task.out_pitch) + column;
     const auto store = [&](Sample* to, V found, const V& theirs) {
-        const int by = task.aligned_out ? 0 : past_of(to), place = column - by;
-        if (!task.aligned_out) found = from_last(found, by);
+        const int by = aligned_out ? 0 : past_of(to), place = column - by;
+        if (!aligned_out) found = from_last(found, by);
         if (!is_used) return;
         if constexpr (same<Sample, float>) {
 #pragma unroll
@@ -490,77 +463,69 @@ __global__ void __launch_bounds__(32, STRIP_BLOCKS<Sample, ROWS, OPENS>) extreme
         }
         if (task.subtracts == 1) found = difference(theirs, found, task.has_nodata, nodata);
         if (task.subtracts == 2) found = difference(found, theirs, task.has_nodata, nodata);
-        if (task.aligned_out || (place >= 0 && place + SAMPLES <= task.out_columns)) {
+        if (aligned_out || (place >= 0 && place + SAMPLES <= task.out_columns)) {
             store_vector(to - by, found);
         } else {
             for (int k = 0; k < V::WORDS; ++k)
                 store_some<Sample>(to - column, place + k * SAMPLES_A_WORD<Sample>, found.word[k], 0, task.out_columns);
         }
     };
-    // The vectors of the image that belong to results r and r + 1, long before these are stored.
+    // The vector of the image that belongs to what is stored.
     const auto image_at = [&](const Sample* to, int y) {
-        const int place = column - (task.aligned_out ? 0 : past_of(to));
+        const int place = column - (aligned_out ? 0 : past_of(to));
         const Sample* line = image + y * task.image_pitch;
-        if (!task.aligned_out && (place < 0 || place + SAMPLES > task.out_columns)) return some_of(line, place, task.out_columns);
+        if (!aligned_out && (place < 0 || place + SAMPLES > task.out_columns)) return some_of(line, place, task.out_columns);
         return vector_at(line + place, place + 2 * SAMPLES <= task.out_columns);
     };
-    V theirs[ROWS];
-    const auto fetch = [&](int r) {
-        if (!task.subtracts || !is_used) return;
-#pragma unroll
-        for (int k = 0; k < ROWS; ++k)
-            if (r + k >= 0 && r + k < rows) theirs[k] = image_at(target + k * out_step, out_y + (r + k) * on);
-    };
-    fetch(first_r);
 #pragma unroll 1
-    for (int r = first_r; r < rows; r += ROWS, n += ROWS) {
-        Column<Sample> windows[ROWS / 2][SAMPLES];
+    for (int r = -1 - later; r < rows; r += 2) {
+        Column<Sample> many[SAMPLES];
         settle(next, next_by);
         if constexpr (!KEEPS) settle(old, old_by);
-        down.add(next, old, windows);
-        if (r + ROWS < rows) {
-            if (is_safe(KEEPS ? n : n - behind - ROWS, n + ROWS)) {
+        down.add(next[0], next[1], old[0], many);
+        V theirs[2];
+        if (task.subtracts && is_used) {
+            if (r >= 0) theirs[0] = image_at(target, out_y + r * on);
+            if (r >= -1 && r + 1 < rows) theirs[1] = image_at(target + out_step, out_y + (r + 1) * on);
+        }
+        if (r + 2 < rows) {
+            const int n = r + later + 2 * pairs + 3;
+            if (is_safe(KEEPS ? n : n - 2 * pairs - 1, n + 2)) {
                 load(next, next_by, coming);
                 if constexpr (!KEEPS) load(old, old_by, going);
             } else {
                 load_any(next, next_by, n);
-                if constexpr (!KEEPS) load_any(old, old_by, n - behind - ROWS);
+                if constexpr (!KEEPS) load_any(old, old_by, n - 2 * pairs - 1);
             }
-            coming += ROWS * in_step, going += ROWS * in_step;
+            coming += 2 * in_step, going += 2 * in_step;
         }
         down.turn_back();
+        if (fills) {
+            __syncwarp();
 #pragma unroll
-        for (int k = 0; k < ROWS; k += 2) {
-            auto& many = windows[k / 2];
-            if (fills) {
-                __syncwarp();
+            for (int j = 0; j < SAMPLES; ++j) line[j * THREADS + lane] = many[j];
+            __syncwarp();
+            if (is_edge) {
 #pragma unroll
-                for (int j = 0; j < SAMPLES; ++j) line[j * THREADS + lane] = many[j];
-                __syncwarp();
-                if (is_edge) {
-#pragma unroll
-                    for (int j = 0; j < SAMPLES; ++j) {
-                        const int source = from[j * THREADS];
-                        many[j] = source < 0 ? column_of(cval) : line[source];
-                    }
+                for (int j = 0; j < SAMPLES; ++j) {
+                    const int source = from[j * THREADS];
+                    many[j] = source < 0 ? column_of(cval) : line[source];
                 }
             }
-            if (task.inner > 1) windows_apart<LEAST != OPENS>(many, OPENS ? 0 : first, task.taps_x, task.inner, line);
-            else windows_along<LEAST != OPENS>(many, OPENS ? 0 : first, task.taps_x);
-            V found[2];
-            to_rows<Sample>(many, found[0], found[1]);
-            if constexpr (OPENS) {
-                V none[1];
-                then.add(found, none, windows);
-                then.turn_back();
-                if (task.inner > 1) windows_apart<LEAST>(many, first, task.taps_x, task.inner, line);
-                else if (r >= -1) windows_along<LEAST>(many, first, task.taps_x);
-                to_rows<Sample>(many, found[0], found[1]);
-            }
-            if (r + k >= 0 && r + k < rows) store(target, found[0], theirs[k]);
-            if (r + k >= -1 && r + k + 1 < rows) store(target + out_step, found[1], theirs[k + 1]);
-            target += 2 * out_step;
         }
-        fetch(r + ROWS);
+        if (inner > 1) windows_apart<LEAST != OPENS>(many, OPENS ? 0 : first, task.taps_x, inner, line);
+        else windows_along<LEAST != OPENS>(many, OPENS ? 0 : first, task.taps_x);
+        V found[2];
+        to_rows<Sample>(many, found[0], found[1]);
+        if constexpr (OPENS) {
+            then.add(found[0], found[1], V(), many);
+            then.turn_back();
+            if (inner > 1) windows_apart<LEAST>(many, first, task.taps_x, inner, line);
+            else if (r >= -1) windows_along<LEAST>(many, first, task.taps_x);
+            to_rows<Sample>(many, found[0], found[1]);
+        }
+        if (r >= 0) store(target, found[0], theirs[0]);
+        if (r >= -1 && r + 1 < rows) store(target + out_step, found[1], theirs[1]);
+        target += 2 * out_step;
     }
 }
