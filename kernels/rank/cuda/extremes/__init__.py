@@ -28,7 +28,7 @@ ENTRIES = tuple(
     for name in ("uint8", "uint16", "int16", "float32")
     for least in ("true", "false")
     for keeps in ("false, false", "true, false", "true, true")
-    for plain in ("true", "false")
+    for plain in ("true", "false")[: 1 if keeps == "true, true" else 2]
 )
 ROW_THREADS, ROW_WORDS = 256, 16  # of words.cuh
 BOX_THREADS = 256  # of box.cuh
@@ -291,13 +291,14 @@ def _launch_strip(task: BoxTask, types: str, itemsize: int, stream: Any, argumen
     task.aligned_in = task.in_pitch % each == source.data.ptr % VECTOR == 0
     task.aligned_out = task.out_pitch % each == target.data.ptr % VECTOR == 0
     task.first_y, task.first_x = task.first_y * steps, task.first_x * steps
-    is_plain = not task.omit_nan and not task.has_nodata and task.is_first and task.is_last
+    compares_floats = not task.omit_nan and not task.has_nodata and task.is_first and task.is_last
+    is_plain = task.aligned_in and task.aligned_out and task.inner == 1
     slack = 0 if task.aligned_out else each  # results before the tile's, of which some are stored with them
     used = (STRIP_THREADS * each - slack - task.first_x % each - steps * (task.taps_x - 1) * task.inner) // each
     lost = STRIP_THREADS - used + (not task.aligned_in)
     if (
-        itemsize not in STRIP_BLOCKS or (itemsize == 4 and not is_plain) or task.pair > 0 or task.step > 1
-        or lost > STRIP_LOST or (not task.aligned_in and task.columns < 2 * each)
+        itemsize not in STRIP_BLOCKS or (itemsize == 4 and not compares_floats) or task.pair > 0 or task.step > 1
+        or lost > STRIP_LOST or (not task.aligned_in and task.columns < 2 * each) or (opens and not is_plain)
     ):  # fmt: skip
         return False
     pairs = (task.taps_y - 1) // 2
@@ -315,8 +316,7 @@ def _launch_strip(task: BoxTask, types: str, itemsize: int, stream: Any, argumen
     task.tiles = -(-(task.out_columns + max(slack - 1, 0)) // task.tile)
     task.band = _band(task.tiles * task.planes, task.out_rows, steps * task.taps_y, multiprocessors() * held)
     task.bands = -(-task.out_rows // task.band)
-    plain = "true" if task.aligned_in and task.aligned_out and task.inner == 1 else "false"
-    kernel("rank", f"extreme_strip<{types}, {kept}, {plain}>").launch(
+    kernel("rank", f"extreme_strip<{types}, {kept}, {'true' if is_plain else 'false'}>").launch(
         (task.tiles * task.bands * task.planes,), (STRIP_THREADS,), arguments, shared_bytes=shared_bytes, stream=stream
     )
     return True
