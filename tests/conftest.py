@@ -15,6 +15,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+# On small matrices OpenBLAS's threads mostly wait for each other, and busily, which takes up to ten times the CPU time.
+# Before NumPy is imported, and for all processes that tests start.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 import pytest
 from hypothesis import settings
 
