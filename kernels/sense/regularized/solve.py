@@ -55,9 +55,10 @@ def regularized_sense(
     if len(unit.penalties) == 1 and unit.penalties[0].simple:
         if largest is None and resumption is not None and resumption.saved and "numbers" in resumption.saved:
             largest = 1.0  # the saved state has a better one
+        estimate = largest is None
         if largest is None:
             largest = largest_eigenvalue(unit.normal, unit.right, capture=unit.capture)
-        solver = Fista(unit, largest, tolerance)
+        solver = Fista(unit, largest, tolerance, applied=estimate)
     else:
         solver = Admm(unit, steps_for(unit, agreed))
     status = iterate(
