@@ -30,6 +30,7 @@ from pipeline.formats.kspace.base import Readouts
 EPS, COILS, ITERATIONS = 1e-4, 8, 100
 TV_ITERATIONS = 150  # of three normal operators; BART's are of up to ten
 TV_TIME_ITERATIONS = (20, 50, 100, 200)  # no penalty holds back the noise that all frames have in common
+WAVELETS_LESS = 4  # the strength of total variation in time over that of wavelets beside it
 THEIRS = {"l1-wavelet": "W:3:0:{}", "tv": "T:3:0:{}", "l2": "Q:{}"}  # of `bart pics -R`
 
 
@@ -199,7 +200,8 @@ def moving(n: int = 64, coils: int = 6, frames: int = 10, spokes: int = 9) -> Se
 
 
 def compare_series(series: Series, folder: Path) -> None:
-    """Local low rank over frames, blocks of 8 × 8, and total variation in time; means of the frames' errors."""
+    """Local low rank over frames, blocks of 8 × 8, and total variation in time, alone and with wavelets; means of the
+    frames' errors."""
     frames, coils, shape = len(series.images), len(series.maps), series.maps.shape[1:]
     normals, rights, energy = [], [], 0.0
     for points, kspace in zip(series.points, series.kspace, strict=True):
@@ -222,20 +224,29 @@ def compare_series(series: Series, folder: Path) -> None:
         def normal(images: Any) -> Any:
             return np.stack([one(image) for one, image in zip(normals, images, strict=True)])
 
-        low_rank = name == "llr"
-        found = LowRank(strength, shape, xp=np, frames=frames) if low_rank else TotalVariation(strength, (0,))
-        problem = Problem(normal=normal, right=right, energy=energy, penalties=[found])
+        makers: dict[str, Callable[[], Penalty]] = {
+            "llr": lambda: LowRank(strength, shape, xp=np, frames=frames),
+            "tv-time": lambda: TotalVariation(strength, (0,)),
+            "l1-wavelet": lambda: L1Wavelet(strength / WAVELETS_LESS, shape, xp=np),
+        }
+        penalties = [makers[each]() for each in name.split(",")]
+        problem = Problem(normal=normal, right=right, energy=energy, penalties=penalties)
         return regularized_sense(problem, iterations=iterations).image
 
     def their(name: str, strength: float, iterations: int) -> Any:
         files = [str(folder / each) for each in ("k", "m", "out")]
-        # BART's eigenvalues (-e) do not concern its ADMM.
-        penalty = ["-e", "-b", "8", "-R", "L:3:3:{}"] if name == "llr" else ["-R", "T:1024:0:{}"]
-        how = [*(each.format(strength * unit) for each in penalty), f"-i{iterations}", "-t", str(folder / "t")]
-        runner(["bart", "pics", "-w", "1", *how, *files])()
+        weight = strength * unit
+        penalties = {
+            "llr": ["-e", "-b", "8", "-R", f"L:3:3:{weight}"],  # eigenvalues (-e) do not concern ADMM
+            "tv-time": ["-R", f"T:1024:0:{weight}"],
+            "l1-wavelet": ["-R", f"W:3:0:{weight / WAVELETS_LESS}"],
+        }
+        how = [*itertools.chain(*(penalties[each] for each in name.split(","))), f"-i{iterations}"]
+        runner(["bart", "pics", "-w", "1", *how, "-t", str(folder / "t"), *files])()
         return np.fromfile(folder / "out.cfl", np.complex64).reshape(*shape, frames, order="F").transpose(2, 0, 1)
 
-    for name, counts in (("llr", (ITERATIONS,)), ("tv-time", TV_TIME_ITERATIONS)):
+    counts_of = {"llr": (ITERATIONS,), "tv-time": TV_TIME_ITERATIONS, "tv-time,l1-wavelet": (ITERATIONS,)}
+    for name, counts in counts_of.items():
         for program, run in {"Millrace": our, "BART": their}.items():
             found = []
             for strength, count in itertools.product(strengths(name), counts):
