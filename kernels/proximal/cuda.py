@@ -238,8 +238,8 @@ class FistaVectors:
     def gradient(self) -> tuple[Any, Any]:
         """The point after a gradient step, whose memory is used again, and the threshold for it."""
         with on_stream(self.image) as stream:
-            both = (self.image, self._before, self._normal, self._normal_before, self._right, self._state)
-            args = (*both, self._moved, self._threshold, self._struct)
+            vectors = (self.image, self._before, self._normal, self._normal_before, self._right, self._state)
+            args = (*vectors, self._moved, self._threshold, self._struct)
             _launch("fista_gradient", self.image.size, args, stream, dependent=True)
         return self._moved, self._threshold
 

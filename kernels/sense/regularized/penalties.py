@@ -34,7 +34,7 @@ class Penalty(ABC):
     simple = True  # K = 1
     wipes = True  # R(x) = 0 is no image
     captured = True  # a CUDA graph can hold its operations
-    key: Hashable = None  # names the kernels of its operations, if a step is worth starting as a graph
+    key: Hashable = None  # names the kernels of its operations, for `Captured`; None: a first step is plain
 
     def __init__(self, strength: float) -> None:
         if not (np.isfinite(strength) and strength >= 0):
