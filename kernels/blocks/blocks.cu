@@ -37,6 +37,7 @@ struct Block {
 };
 
 #include "lz4.cuh"
+#include "zlib.cuh"
 
 // The axes of chunk and region, padded with leading ones; strides of the region's array in samples.
 struct Placing {
