@@ -8,29 +8,32 @@
 // symbol, a preset dictionary, and streams above 64 MiB. Bytes after the checksum are ignored.
 //
 // Algorithm: all lanes follow the stream together. Its words are in the lanes' registers, and the next 64 bits in all. A
-// table in shared memory gives one or two literals, a length or the end of the block for the next TABLE_BITS; lane i keeps
-// the i-th literal until 31 are there or a match comes. For longer codes and for distances, which have no table, lane n
-// compares the next n bits with the codes of that length (canonical codes are consecutive). Lanes share the copying of
-// matches, the building of tables and the checksum.
+// table in shared memory gives one or two literals or a length for the next bits, another one a distance. For longer codes,
+// lane n compares the next n bits with the codes of that length (canonical codes are consecutive). Lane i keeps the i-th
+// literals or match of a batch; a full batch is copied at once, each lane its own, since the bytes that matches repeat
+// mostly lie far before the batch (the noise of images has matches of 4 bytes, 4 KiB away). Matches that repeat bytes of the
+// batch, or are long, follow one by one, each copied by all lanes. Lanes share the building of tables and the checksum too.
 // Sources: RFC 1950 and 1951.
 //
-// Floor on an H200: a stream is read and its output written once, 4.2 TB/s. Symbols follow one another, each about 60 cycles
-// after the one before, so only the number of streams hides their latency.
+// Floor on an H200: a stream is read and its output written once, 4.2 TB/s. Symbols follow one another, each some 160 cycles
+// after the one before, so the number of streams decides.
 #pragma once
 
-constexpr unsigned TABLE_BITS = 10, LONGEST_CODE = 15;
-// Symbols: of lengths and literals, of distances; of these, the ones that a stream may use.
+constexpr unsigned TABLE_BITS = 10, DISTANCE_BITS = 8, LONGEST_CODE = 15;
+// Symbols: of literals and lengths, of distances; of these, the ones that a stream may use.
 constexpr unsigned LITERALS = 288, DISTANCES = 32, USED_LITERALS = 286, USED_DISTANCES = 30;
 constexpr unsigned END_OF_BLOCK = 256, NO_SYMBOL = 1u << 16;
-// An entry of the table: bits in all, bits of the first symbol, number of literals, and two literals or a symbol less
-// END_OF_BLOCK. Zero: a longer code.
-constexpr unsigned FIRST_BITS = 4, COUNT = 8, OTHER = 1 << 10, VALUE = 16, SECOND = 24;
+// An entry of a table. Of a length or distance: bits of its code, how many bits follow that are added, and the least; the
+// least length is 0 for the end of a block. Of literals: bits of all codes and of the first, one or two bytes, how many, and
+// IS_LITERAL. Zero: a longer code, or none.
+constexpr unsigned MORE = 4, VALUE = 8, COUNT = 24, IS_LITERAL = 1u << 31;
 
 // A stream's bits. Positions count bytes from the start of its first aligned word, which may hold bytes of its neighbour.
 struct Bits {
     const unsigned* words;
     unsigned begin, end, lane;
-    unsigned next, mine, ahead;  // the word to be taken next; this lane's word of the 32 around it, and of the 32 after
+    unsigned next, coming;       // the number of the word that is taken next, and the word
+    unsigned mine, ahead;        // this lane's words of the 32 around it, and of the 32 after these
     unsigned held;               // bits in the buffer
     u64 buffer;
 
@@ -48,6 +51,7 @@ struct Bits {
         mine = word(next / 32 * 32 + lane);
         ahead = word(next / 32 * 32 + 32 + lane);
         buffer = held = 0;
+        coming = __shfl_sync(ALL_LANES, mine, next % 32);
         refill();
         drop(byte % 4 * 8);
     }
@@ -55,12 +59,13 @@ struct Bits {
     // Makes at least 32 bits readable.
     __device__ void refill() {
         if (held >= 32) return;
-        buffer |= u64(__shfl_sync(ALL_LANES, mine, next % 32)) << held;
+        buffer |= u64(coming) << held;
         held += 32;
         if (++next % 32 == 0) {
             mine = ahead;
             ahead = word(next + 32 + lane);
         }
+        coming = __shfl_sync(ALL_LANES, mine, next % 32);  // needed only when these bits are used up
     }
 
     __device__ void drop(unsigned bits) {
@@ -72,6 +77,14 @@ struct Bits {
         unsigned found = unsigned(buffer) & ((1u << bits) - 1);
         drop(bits);
         return found;
+    }
+
+    // Takes the bits of an entry that is a length or distance, and those added to it.
+    __device__ unsigned value(unsigned entry) {
+        unsigned bits = entry % 16, more = entry >> MORE & 15;
+        unsigned found = unsigned(buffer >> bits) & ((1u << more) - 1);
+        drop(bits + more);
+        return (entry >> VALUE) + found;
     }
 
     // The byte with the next bit.
@@ -114,9 +127,39 @@ struct Code {
     }
 };
 
+__device__ unsigned entry_of_literal(unsigned byte) { return IS_LITERAL | 1 << COUNT | byte << VALUE; }
+
+// Of a symbol from END_OF_BLOCK on.
+__device__ unsigned entry_of_length(unsigned symbol) {
+    if (symbol == END_OF_BLOCK) return 0;
+    unsigned number = symbol - END_OF_BLOCK - 1, more = number < 8 || number == 28 ? 0 : number / 4 - 1;
+    return (number < 8 ? 3 + number : number == 28 ? 258 : 3 + ((4 + number % 4) << more)) << VALUE | more << MORE;
+}
+
+__device__ unsigned entry_of_distance(unsigned symbol) {
+    unsigned more = symbol < 4 ? 0 : symbol / 2 - 1;
+    return (symbol < 4 ? 1 + symbol : 1 + ((2 + symbol % 2) << more)) << VALUE | more << MORE;
+}
+
+// Fills a table for the next BITS; `entry_of` gives the entry of a symbol without its bits, or 0 if it is not allowed.
+template <unsigned BITS, typename Entry>
+__device__ void make_table(unsigned* table, const Code& code, const unsigned* sorted, unsigned lane, Entry entry_of) {
+    unsigned limits[BITS + 1], shift = code.before - code.first;
+    for (unsigned length = 1; length <= BITS; ++length)
+        limits[length] = __shfl_sync(ALL_LANES, code.first + code.count, length) << (BITS - length);
+    for (unsigned i = lane; i < 1u << BITS; i += 32) {
+        unsigned bits = __brev(i) >> (32 - BITS), length = 1;
+        for (unsigned each = 1; each <= BITS; ++each) length += bits >= limits[each];
+        unsigned from = __shfl_sync(ALL_LANES, shift, length);
+        table[i] = length <= BITS ? entry_of(sorted[(bits >> (BITS - length)) + from], length) : 0;
+    }
+    __syncwarp();
+}
+
 struct Codes {
     Code literals, distances;
-    unsigned *table, *sorted;  // shared memory of 1 << TABLE_BITS, which first holds lengths, and of all symbols
+    // Shared memory: tables, the first of which holds the lengths until then, and the symbols of both codes.
+    unsigned *table, *near, *sorted;
 
     __device__ bool make(unsigned used_literals, unsigned used_distances, unsigned lane) {
         const unsigned* lengths = table;
@@ -125,33 +168,26 @@ struct Codes {
         unsigned total = __shfl_sync(ALL_LANES, distances.before + distances.count, LONGEST_CODE);
         // There may be no distances, or one of one bit.
         if (left != 0 && !(total == 0 || (total == 1 && left == 1 << (LONGEST_CODE - 1)))) return false;
-        make_table(lane);
+        make_table<DISTANCE_BITS>(near, distances, sorted + LITERALS, lane, [](unsigned symbol, unsigned bits) {
+            return symbol < USED_DISTANCES ? entry_of_distance(symbol) | bits : 0;
+        });
+        make_table<TABLE_BITS>(table, literals, sorted, lane, [](unsigned symbol, unsigned bits) {
+            if (symbol < END_OF_BLOCK) return entry_of_literal(symbol) | bits << MORE | bits;
+            return symbol < USED_LITERALS ? entry_of_length(symbol) | bits : 0;
+        });
+        join_literals(lane);
         return true;
     }
 
-    __device__ void make_table(unsigned lane) {
-        unsigned limits[TABLE_BITS + 1], shift = literals.before - literals.first;
-        for (unsigned length = 1; length <= TABLE_BITS; ++length)
-            limits[length] = __shfl_sync(ALL_LANES, literals.first + literals.count, length) << (TABLE_BITS - length);
+    // Two literals become one entry if the table has bits for both.
+    __device__ void join_literals(unsigned lane) {
         for (unsigned i = lane; i < 1u << TABLE_BITS; i += 32) {
-            unsigned code = __brev(i) >> (32 - TABLE_BITS), length = 1, entry = 0;
-            for (unsigned each = 1; each <= TABLE_BITS; ++each) length += code >= limits[each];
-            unsigned from = __shfl_sync(ALL_LANES, shift, length);
-            if (length <= TABLE_BITS) {
-                unsigned symbol = sorted[(code >> (TABLE_BITS - length)) + from];
-                entry = symbol < END_OF_BLOCK ? symbol << VALUE | 1 << COUNT | length << FIRST_BITS | length
-                                              : (symbol - END_OF_BLOCK) << VALUE | OTHER | length;
-            }
-            table[i] = entry;
-        }
-        __syncwarp();
-        for (unsigned i = lane; i < 1u << TABLE_BITS; i += 32) {
-            unsigned entry = table[i], length = entry % 16, second = table[i >> length];
-            unsigned both = length + (second >> FIRST_BITS) % 16;
-            bool is_pair = entry >> COUNT & 1 && second >> COUNT & 3 && both <= TABLE_BITS;
-            __syncwarp();  // what other lanes read is its first symbol, which stays
-            if (is_pair)
-                table[i] = (second >> VALUE & 255) << SECOND | (entry & 255u << VALUE) | 2 << COUNT | length << FIRST_BITS | both;
+            unsigned entry = table[i], bits = entry % 16, second = table[i >> bits];
+            unsigned both = bits + (second >> MORE) % 16;
+            __syncwarp();  // of an entry, others read the first literal, which stays
+            if (entry & second & IS_LITERAL && both <= TABLE_BITS)
+                table[i] = IS_LITERAL | 2 << COUNT | (second >> VALUE & 255) << (VALUE + 8) | (entry & 255u << VALUE)
+                    | bits << MORE | both;
             __syncwarp();
         }
     }
@@ -199,14 +235,44 @@ __device__ void fixed_lengths(unsigned* lengths, unsigned lane) {
     __syncwarp();
 }
 
-// Literals that lanes keep until they are written together.
-struct Kept {
-    unsigned mine = 0, count = 0;
+// Up to 32 literals and matches that are still to be written, a lane each.
+struct Batch {
+    unsigned begin, count = 0;       // where its bytes begin in the output
+    unsigned to, length, what;       // of this lane: where they go, and the distance, or IS_LITERAL and one or two bytes
 
+    __device__ void add(Output& out, unsigned bytes, unsigned found) {
+        if (out.lane == count) to = out.done, length = bytes, what = found;
+        ++count;
+        out.done += bytes;
+    }
+
+    // Writes them; false if they do not fit, or repeat bytes from before the output.
     __device__ bool write(Output& out) {
-        if (count > out.end - out.done) return false;
-        if (out.lane < count) out.bytes[out.done + out.lane] = u8(mine);
-        out.done += count;
+        constexpr unsigned SHORT = 16, AT_ONCE = 4;
+        bool is_mine = out.lane < count, is_match = is_mine && what < IS_LITERAL;
+        if (out.done > out.end || __any_sync(ALL_LANES, is_match && what > to)) return false;
+        bool is_late = is_match && (length > SHORT || to - what + length > begin);
+        __syncwarp();  // other lanes have written what is read
+        if (is_mine && !is_match) {
+            out.bytes[to] = u8(what);
+            if (length > 1) out.bytes[to + 1] = u8(what >> 8);
+        } else if (is_match && !is_late) {
+            const u8* from = out.bytes + to - what;
+            for (unsigned i = 0; i < length; i += AT_ONCE) {
+                u8 found[AT_ONCE];
+                for (unsigned j = 0; j < AT_ONCE; ++j)
+                    if (i + j < length) found[j] = from[i + j];
+                for (unsigned j = 0; j < AT_ONCE; ++j)
+                    if (i + j < length) out.bytes[to + i + j] = found[j];
+            }
+        }
+        unsigned end = out.done;
+        for (unsigned late = __ballot_sync(ALL_LANES, is_late); late != 0; late &= late - 1) {
+            unsigned which = __ffs(late) - 1, bytes = __shfl_sync(ALL_LANES, length, which);
+            out.done = __shfl_sync(ALL_LANES, to, which);
+            out.copy_match(bytes, __shfl_sync(ALL_LANES, what, which), [] {});
+        }
+        out.done = begin = end;
         count = 0;
         return true;
     }
@@ -214,42 +280,35 @@ struct Kept {
 
 // Decodes the symbols of a block to its end; false if it is damaged.
 __device__ bool decode_symbols(Bits& in, Output& out, const Codes& codes) {
-    Kept kept;
-    unsigned entry;
-    auto look = [&] {
+    Batch batch{out.done};
+    in.refill();
+    unsigned entry = codes.table[unsigned(in.buffer) % (1u << TABLE_BITS)];
+    for (;;) {
+        unsigned length, what;
+        if (entry == 0) {
+            unsigned symbol = codes.literals.symbol(in, codes.sorted);
+            if (symbol >= USED_LITERALS) return false;
+            entry = symbol < END_OF_BLOCK ? entry_of_literal(symbol) : entry_of_length(symbol);
+        }
+        if (entry & IS_LITERAL) {
+            in.drop(entry % 16);
+            length = entry >> COUNT & 3, what = entry >> VALUE & 0xffff | IS_LITERAL;
+        } else {
+            length = in.value(entry);
+            if (length == 0) return batch.write(out);
+            in.refill();
+            unsigned distance = codes.near[unsigned(in.buffer) % (1u << DISTANCE_BITS)];
+            if (distance == 0) {
+                unsigned symbol = codes.distances.symbol(in, codes.sorted + LITERALS);
+                if (symbol >= USED_DISTANCES) return false;
+                distance = entry_of_distance(symbol);
+            }
+            what = in.value(distance);
+        }
         in.refill();
         entry = codes.table[unsigned(in.buffer) % (1u << TABLE_BITS)];
-    };
-    look();
-    for (;;) {
-        unsigned literals = entry >> COUNT & 3, symbol = END_OF_BLOCK + (entry >> VALUE);
-        if (literals == 0) {
-            if (entry != 0) in.drop(entry % 16);
-            else symbol = codes.literals.symbol(in, codes.sorted);
-            if (symbol == END_OF_BLOCK) return kept.write(out);
-            if (symbol > END_OF_BLOCK) {
-                unsigned number = symbol - END_OF_BLOCK - 1, more = number < 8 || number == 28 ? 0 : number / 4 - 1;
-                if (number > 28 || !kept.write(out)) return false;
-                unsigned length = number < 8 ? 3 + number : number == 28 ? 258 : 3 + ((4 + number % 4) << more);
-                length += in.take(more);
-                in.refill();
-                number = codes.distances.symbol(in, codes.sorted + LITERALS), more = number < 4 ? 0 : number / 2 - 1;
-                if (number >= USED_DISTANCES) return false;
-                unsigned distance = number < 4 ? 1 + number : 1 + ((2 + number % 2) << more);
-                distance += in.take(more);
-                if (distance > out.done || length > out.end - out.done) return false;
-                out.copy_match(length, distance, look);
-                continue;
-            }
-            entry = symbol << VALUE, literals = 1;
-        } else {
-            in.drop(entry % 16);
-        }
-        if (in.lane == kept.count) kept.mine = entry >> VALUE & 255;
-        if (in.lane == kept.count + 1) kept.mine = entry >> SECOND;
-        kept.count += literals;
-        if (kept.count > 30 && !kept.write(out)) return false;
-        look();
+        batch.add(out, length, what);
+        if (batch.count == 32 && !batch.write(out)) return false;
     }
 }
 
@@ -301,7 +360,7 @@ __device__ bool inflate(Bits in, Output out, Codes codes) {
             if (kind == 1) fixed_lengths(codes.table, in.lane);
             else if (!read_lengths(in, codes, literals, distances)) return false;
             if (!codes.make(literals, distances, in.lane) || !decode_symbols(in, out, codes)) return false;
-            __syncwarp();  // the table has been read
+            __syncwarp();  // the tables have been read
         }
         if (in.position() > in.end) return false;
     }
@@ -313,6 +372,7 @@ __device__ bool inflate(Bits in, Output out, Codes codes) {
 
 extern "C" __global__ void __launch_bounds__(32) decode_zlib(Streams streams, int* fault) {
     __shared__ unsigned table[1 << TABLE_BITS];
+    __shared__ unsigned near[1 << DISTANCE_BITS];
     __shared__ unsigned sorted[LITERALS + DISTANCES];
     constexpr u64 LARGEST = 1u << 26;
     u64 source_bytes = streams.source_bytes[blockIdx.x], target_bytes = streams.target_bytes[blockIdx.x];
@@ -320,7 +380,7 @@ extern "C" __global__ void __launch_bounds__(32) decode_zlib(Streams streams, in
     if (is_right) {
         Bits in(reinterpret_cast<const u8*>(streams.sources[blockIdx.x]), source_bytes, threadIdx.x);
         Output out{reinterpret_cast<u8*>(streams.targets[blockIdx.x]), 0, unsigned(target_bytes), threadIdx.x};
-        is_right = inflate(in, out, Codes{{}, {}, table, sorted});
+        is_right = inflate(in, out, Codes{{}, {}, table, near, sorted});
     }
     if (!is_right && threadIdx.x == 0) atomicMin(fault, int(blockIdx.x));
 }
