@@ -11,9 +11,6 @@
 // About 40 minima or maxima a result, and 370 for SIZE 5. Samples of the next two planes are on their way meanwhile. Lanes
 // only wait for the others of their warp, as they exchange columns.
 #pragma once
-#ifndef UNROLL
-#define UNROLL 1
-#endif
 
 #include "gather.cuh"
 #include "networks.cuh"
@@ -132,12 +129,11 @@ __global__ void __launch_bounds__(32 * CUBE_WARPS) median_cube(
             for (int i = 0; i < SIZE; ++i) last[i] = {columns[warp][which][i][even + 5 * odd]};
             merge<0, PLANE>(four, last, all);
         } else {
-            Two column[SIZE], last[SIZE], next[SIZE], two[2 * SIZE];
+            Two column[SIZE], last[SIZE], next[SIZE];
             column_of(sample[which], column);
             aside(column, 1, next);
             aside(column, SIZE - 1, last);
-            merge<0, 2 * SIZE>(column, next, two);
-            merge<0, PLANE>(two, last, all);
+            merge(column, next, last, all);
         }
     };
     const bool is_result = lane < COLUMNS && x < task.out_length[2] && window < task.windows;
@@ -175,8 +171,7 @@ __global__ void __launch_bounds__(32 * CUBE_WARPS) median_cube(
     }
     fetch(z0 + SIZE - 1, raw[0]);
     fetch(z0 + SIZE, raw[1]);
-    constexpr int UNROLLED = SIZE == 3 ? UNROLL : 1;
-#pragma unroll(UNROLLED)
+#pragma unroll 1
     for (int z = z0; z < z1; z += 2) {
         unsigned now[2][SIZE + 1];
 #pragma unroll

@@ -4,7 +4,7 @@
 // of those of which one end is not used. Source: Batcher, "Sorting networks and their applications" (1968).
 #pragma once
 #ifndef MIX
-#define MIX 4
+#define MIX 0
 #endif
 
 // Two samples of 16 bits side by side, each compared with the one in the same half.
@@ -36,6 +36,15 @@ __device__ inline void exchange_by_sum(Key& a, Key& b) {
     const unsigned sum = a.bits * FACTOR[0] + b.bits;
     a = low(a, b);
     b = {a.bits * FACTOR[1] + sum};
+}
+
+// Sorts three keys: the middle one is the sum less the others.
+template <typename Key>
+__device__ inline void exchange(Key& a, Key& b, Key& c) {
+    const Key least = low(low(a, b), c), most = high(high(a, b), c);
+    b = {a.bits + b.bits + c.bits - least.bits - most.bits};
+    a = least;
+    c = most;
 }
 
 // Batcher's odd-even merge of A and B ascending keys in places 0 ... A + B - 1, of which those of the ranks FROM ...
@@ -105,7 +114,9 @@ __device__ inline void merge(const Key (&a)[A], const Key (&b)[B], Key (&kept)[K
 // Sorts, ascending.
 template <int N, typename Key>
 __device__ inline void sort(Key (&x)[N]) {
-    if constexpr (N > 1) {
+    if constexpr (N == 3) {
+        exchange(x[0], x[1], x[2]);
+    } else if constexpr (N > 1) {
         Key a[N / 2], b[N - N / 2];
 #pragma unroll
         for (int i = 0; i < N; ++i) (i < N / 2 ? a[i] : b[i - N / 2]) = x[i];
@@ -113,6 +124,19 @@ __device__ inline void sort(Key (&x)[N]) {
         sort(b);
         merge<0, N>(a, b, x);
     }
+}
+
+// Merges three ascending arrays of three.
+template <typename Key>
+__device__ inline void merge(const Key (&a)[3], const Key (&b)[3], const Key (&c)[3], Key (&x)[9]) {
+#pragma unroll
+    for (int i = 0; i < 3; ++i) {
+        x[3 * i] = a[i], x[3 * i + 1] = b[i], x[3 * i + 2] = c[i];
+        exchange(x[3 * i], x[3 * i + 1], x[3 * i + 2]);
+    }
+    exchange(x[2], x[4], x[6]);
+    exchange(x[1], x[2], x[3]);
+    exchange(x[5], x[6], x[7]);
 }
 
 // The sample of a rank, from 0, among those of two ascending arrays: of all ways to take RANK + 1 from the front of both,

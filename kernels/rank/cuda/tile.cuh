@@ -28,11 +28,6 @@
 constexpr int TILE_SIDE = 4, TILES_ACROSS = 32, TILES_DOWN = 4, TILE_THREADS = TILES_ACROSS * TILES_DOWN;
 constexpr int TILE_SPAN = TILE_SIDE * TILES_ACROSS;  // results of a line, of one strip
 
-struct TileTask {
-    long long planes;
-    int rows, columns, out_rows, out_columns, first_y, first_x, mode_y, mode_x;
-};
-
 template <int SIZE>
 struct Tile {
     // A side of what all windows share: its lists of four columns, and whether it has two columns more.
@@ -250,7 +245,7 @@ __device__ inline void tile_medians(const unsigned* raw, const unsigned* lists, 
 // median_tile: one block computes TILE_SIDE TILES_DOWN lines of twice TILE_SPAN results.
 template <typename Sample, int SIZE>
 __global__ void __launch_bounds__(TILE_THREADS, 2) median_tile(
-    const Sample* __restrict__ in, Sample* __restrict__ out, const __grid_constant__ TileTask task, Sample cval) {
+    const Sample* __restrict__ in, Sample* __restrict__ out, const __grid_constant__ PlanesTask task, Sample cval) {
     using T = Tile<SIZE>;
     extern __shared__ __align__(16) unsigned words[];
     unsigned* raw = words;
