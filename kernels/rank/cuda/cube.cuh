@@ -16,7 +16,7 @@
 #include "networks.cuh"
 #include "opaque.cuh"
 
-constexpr int CUBE_WARPS = 4;
+constexpr int CUBE_THREADS = 128;
 
 // Samples as unsigned numbers, and the bits that make two of them keys.
 template <typename Sample>
@@ -38,14 +38,16 @@ struct CubeTask {
 // median_cube: one warp computes `piece` planes of results, of two rows. The pairs of rows of a plane lie behind each other,
 // each with SIZE - 1 columns more than results, and warps share out all of these. grid: warps, pieces, volumes.
 template <typename Sample, int SIZE>
-__global__ void __launch_bounds__(32 * CUBE_WARPS) median_cube(
+__global__ void __launch_bounds__(CUBE_THREADS) median_cube(
     const Sample* __restrict__ in, Sample* __restrict__ out, const __grid_constant__ CubeTask task, Sample cval) {
-    constexpr int COLUMNS = 32 - SIZE + 1, PLANE = SIZE * SIZE, CORE = PLANE * (SIZE - 1), MIDDLE = PLANE * SIZE / 2;
+    using Key = Pair<SIZE == 3 ? 4 : 3>;
+    constexpr int PLANE = SIZE * SIZE, CORE = PLANE * (SIZE - 1), MIDDLE = PLANE * SIZE / 2;
     constexpr int FROM = MIDDLE - PLANE, KEPT = PLANE + 1;  // of the core: what can still be the median
-    const int lane = threadIdx.x;
+    constexpr int LANES = SIZE == 3 ? 32 : CUBE_THREADS, COLUMNS = LANES - SIZE + 1;  // that exchange columns; windows of these
     using Bits = typename Unsigned<Sample>::type;
     constexpr unsigned FLIPPED = Unsigned<Sample>::FLIPPED;
-    const int first_window = (blockIdx.x * CUBE_WARPS + threadIdx.y) * COLUMNS;
+    const int lane = threadIdx.x % LANES;
+    const int first_window = (blockIdx.x * (CUBE_THREADS / LANES) + threadIdx.x / LANES) * COLUMNS;
     if (first_window >= task.windows) return;
     const int window = first_window + lane, span = task.out_length[2] + SIZE - 1;
     const int y = window / span * 2, x = window % span;
@@ -83,53 +85,53 @@ __global__ void __launch_bounds__(32 * CUBE_WARPS) median_cube(
     };
     const auto aside = [](const auto& lines, int by, auto& found) {
 #pragma unroll
-        for (int k = 0; k < static_cast<int>(sizeof(lines) / sizeof(Two)); ++k)
+        for (int k = 0; k < static_cast<int>(sizeof(lines) / sizeof(Key)); ++k)
             found[k] = {__shfl_down_sync(0xFFFFFFFFu, lines[k].bits, by)};
     };
-    // Of SIZE 5, two neighbours share four columns: each lane of a pair merges those of one of two planes.
-    constexpr int SHARING = SIZE == 5 ? CUBE_WARPS : 1;
-    __shared__ unsigned columns[SHARING][2][SIZE][32];
-    __shared__ unsigned fours[SHARING][4 * SIZE][32];
-    // Lanes without a result do what the last pair with one does.
-    const int warp = threadIdx.y % SHARING, odd = lane % 2, even = min(lane - odd, COLUMNS - 2);
-    const auto column_of = [&](const unsigned (&sample)[SIZE + 1], Two (&column)[SIZE]) {
+    // Of SIZE 5, two neighbours share four columns: each lane of a pair merges those of one of two planes. Lanes without a
+    // result do what the last pair with one does.
+    __shared__ unsigned columns[SIZE == 5 ? 2 : 1][SIZE][LANES];
+    __shared__ unsigned fours[SIZE == 5 ? 4 * SIZE : 1][LANES];
+    const int odd = lane % 2, even = min(lane - odd, COLUMNS - 2);
+    Key last_column[2][SIZE];
+    const auto column_of = [&](const unsigned (&sample)[SIZE + 1], Key (&column)[SIZE]) {
 #pragma unroll
         for (int k = 0; k < SIZE; ++k) column[k] = {(sample[k + 1] * FACTOR[2] + sample[k]) ^ FLIPPED};
         sort(column);
     };
     const auto prepare = [&](const unsigned (&sample)[2][SIZE + 1]) {
         if constexpr (SIZE == 5) {
-            Two column[2][SIZE], four[4][SIZE], two[2][2 * SIZE], all[4 * SIZE];
+            Key column[2][SIZE], four[4][SIZE], two[2][2 * SIZE], all[4 * SIZE];
             column_of(sample[0], column[0]);
             column_of(sample[1], column[1]);
-            __syncwarp();
 #pragma unroll
             for (int i = 0; i < SIZE; ++i)
-                columns[warp][0][i][lane] = column[0][i].bits, columns[warp][1][i][lane] = column[1][i].bits;
-            __syncwarp();
+                columns[0][i][lane] = column[0][i].bits, columns[1][i][lane] = column[1][i].bits;
+            __syncthreads();
 #pragma unroll
-            for (int j = 0; j < 4; ++j)
+            for (int i = 0; i < SIZE; ++i) {
 #pragma unroll
-                for (int i = 0; i < SIZE; ++i) four[j][i] = {columns[warp][odd][i][even + 1 + j]};
+                for (int j = 0; j < 4; ++j) four[j][i] = {columns[odd][i][even + 1 + j]};
+#pragma unroll
+                for (int which = 0; which < 2; ++which) last_column[which][i] = {columns[which][i][even + 5 * odd]};
+            }
             merge<0, 2 * SIZE>(four[0], four[1], two[0]);
             merge<0, 2 * SIZE>(four[2], four[3], two[1]);
             merge<0, 4 * SIZE>(two[0], two[1], all);
 #pragma unroll
-            for (int i = 0; i < 4 * SIZE; ++i) fours[warp][i][lane] = all[i].bits;
-            __syncwarp();
+            for (int i = 0; i < 4 * SIZE; ++i) fours[i][lane] = all[i].bits;
+            __syncthreads();
         }
     };
     // The samples of the lane's window in the first or second plane that was prepared.
-    const auto sorted = [&](const unsigned (&sample)[2][SIZE + 1], int which, Two (&all)[PLANE]) {
+    const auto sorted = [&](const unsigned (&sample)[2][SIZE + 1], int which, Key (&all)[PLANE]) {
         if constexpr (SIZE == 5) {
-            Two four[4 * SIZE], last[SIZE];
+            Key four[4 * SIZE];
 #pragma unroll
-            for (int i = 0; i < 4 * SIZE; ++i) four[i] = {fours[warp][i][even + which]};
-#pragma unroll
-            for (int i = 0; i < SIZE; ++i) last[i] = {columns[warp][which][i][even + 5 * odd]};
-            merge<0, PLANE>(four, last, all);
+            for (int i = 0; i < 4 * SIZE; ++i) four[i] = {fours[i][even + which]};
+            merge<0, PLANE>(four, last_column[which], all);
         } else {
-            Two column[SIZE], last[SIZE], next[SIZE];
+            Key column[SIZE], last[SIZE], next[SIZE];
             column_of(sample[which], column);
             aside(column, 1, next);
             aside(column, SIZE - 1, last);
@@ -140,7 +142,7 @@ __global__ void __launch_bounds__(32 * CUBE_WARPS) median_cube(
     const int results = is_result ? min(task.out_length[1] - y, 2) : 0;
     char* const above = reinterpret_cast<char*>(out + y * task.out_length[2] + x);
     char* const below = above + task.out_length[2] * sizeof(Sample);
-    const auto store = [&](int z, Two found) {
+    const auto store = [&](int z, Key found) {
         const auto target = [&](char* first) {
             return reinterpret_cast<Bits*>(first + static_cast<long long>(opaque(z)) * out_bytes);
         };
@@ -148,23 +150,23 @@ __global__ void __launch_bounds__(32 * CUBE_WARPS) median_cube(
         if (results > 0) *target(above) = static_cast<Bits>(found.bits);
         if (results > 1) *target(below) = static_cast<Bits>(found.bits >> 16);
     };
-    const auto copy = [](const Two (&from)[PLANE], Two (&to)[PLANE]) {
+    const auto copy = [](const Key (&from)[PLANE], Key (&to)[PLANE]) {
 #pragma unroll
         for (int i = 0; i < PLANE; ++i) to[i] = from[i];
     };
     // The planes z, z + 2 and, of SIZE 5, z + 3; p1 and p2 merged.
     unsigned raw[2][SIZE + 1];
-    const auto begin = [&](int z, Two (&one)[PLANE], Two (&other)[PLANE]) {
+    const auto begin = [&](int z, Key (&one)[PLANE], Key (&other)[PLANE]) {
         fetch(z, raw[0]);
         fetch(z + 1, raw[1]);
         prepare(raw);
         sorted(raw, 0, one);
         sorted(raw, 1, other);
     };
-    Two first[PLANE], second[PLANE], both[CORE / 2], third[PLANE];
+    Key first[PLANE], second[PLANE], both[CORE / 2], third[PLANE];
     begin(z0, first, second);
     if constexpr (SIZE == 5) {
-        Two next[PLANE];
+        Key next[PLANE];
         begin(z0 + 2, next, third);
         merge<0, CORE / 2>(second, next, both);
         copy(next, second);
@@ -178,13 +180,13 @@ __global__ void __launch_bounds__(32 * CUBE_WARPS) median_cube(
         for (int k = 0; k <= SIZE; ++k) now[0][k] = raw[0][k], now[1][k] = raw[1][k];
         fetch(z + SIZE + 1, raw[0]);
         fetch(z + SIZE + 2, raw[1]);
-        Two fourth[PLANE], kept[KEPT], last[PLANE];
+        Key fourth[PLANE], kept[KEPT], last[PLANE];
         prepare(now);
         sorted(now, 0, fourth);
         if constexpr (SIZE == 3) {
             merge<FROM, KEPT>(second, fourth, kept);
         } else {
-            Two others[CORE / 2];
+            Key others[CORE / 2];
             merge<0, CORE / 2>(third, fourth, others);
             merge<FROM, KEPT>(both, others, kept);
 #pragma unroll

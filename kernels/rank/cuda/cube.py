@@ -11,7 +11,7 @@ from kernels.runtime.launch import blocks_of, kernel, multiprocessors
 from kernels.smoothing.borders import MODES
 
 SIZES = (3, 5)
-WARPS = 4  # of cube.cuh
+THREADS, LANES = 128, {3: 32, 5: 128}  # of cube.cuh
 PIECES = (16, 32, 64, 128)  # planes of results, of which a warp sorts SIZE - 1 more
 BLOCKS = {3: 7, 5: 2}  # of a multiprocessor, by registers
 MAX_GRID, MAX_BYTES = 65535, (1 << 31) - (1 << 10)  # along y and z; of a plane
@@ -52,7 +52,7 @@ def _windows(task: Task) -> int:
 def run(image: Any, task: Task, out: Any, stream: Any) -> None:
     each, size, depth = ctypes.c_int * 3, task.taps[0], task.axes[0].out_length
     windows = _windows(task)
-    across = blocks_of(windows, WARPS * (32 - size + 1))
+    across = blocks_of(windows, THREADS // LANES[size] * (LANES[size] - size + 1))
 
     def planes_in_turn(piece: int) -> int:
         blocks = across * blocks_of(depth, piece) * task.planes
@@ -65,6 +65,6 @@ def run(image: Any, task: Task, out: Any, stream: Any) -> None:
         windows=windows, piece=piece,
     )  # fmt: skip
     kernel("rank", f"median_cube<{_NAMES[task.dtype.name]}, {size}>").launch(
-        (across, blocks_of(depth, piece), task.planes), (32, WARPS), (image, out, cube, constants(task)[0]),
+        (across, blocks_of(depth, piece), task.planes), (THREADS,), (image, out, cube, constants(task)[0]),
         stream=stream,
     )  # fmt: skip

@@ -3,16 +3,22 @@
 // What a caller does not use of a result is not computed: the compiler drops the exchanges that only lead there, and half
 // of those of which one end is not used. Source: Batcher, "Sorting networks and their applications" (1968).
 #pragma once
-#ifndef MIX
-#define MIX 0
-#endif
 
-// Two samples of 16 bits side by side, each compared with the one in the same half.
-struct Two {
+// Two samples of 16 bits side by side, each compared with the one in the same half. SUMS: of six exchanges in networks, those
+// that find the larger one by a sum.
+template <int SUMS>
+struct Pair {
     unsigned bits;
 };
-__device__ inline Two low(Two a, Two b) { return {__vminu2(a.bits, b.bits)}; }
-__device__ inline Two high(Two a, Two b) { return {__vmaxu2(a.bits, b.bits)}; }
+using Two = Pair<0>;
+template <int SUMS>
+__device__ inline Pair<SUMS> low(Pair<SUMS> a, Pair<SUMS> b) { return {__vminu2(a.bits, b.bits)}; }
+template <int SUMS>
+__device__ inline Pair<SUMS> high(Pair<SUMS> a, Pair<SUMS> b) { return {__vmaxu2(a.bits, b.bits)}; }
+template <typename Key>
+constexpr int sums_of = 0;
+template <int SUMS>
+constexpr int sums_of<Pair<SUMS>> = SUMS;
 
 // One key of 32 bits.
 struct One {
@@ -49,7 +55,7 @@ __device__ inline void exchange(Key& a, Key& b, Key& c) {
 
 // Batcher's odd-even merge of A and B ascending keys in places 0 ... A + B - 1, of which those of the ranks FROM ...
 // FROM + KEPT - 1 are wanted.
-template <int A, int B, int FROM, int KEPT>
+template <int A, int B, int FROM, int KEPT, int SUMS>
 struct Merging {
     static constexpr int MOST = 8 * (A + B);
     int count = 0;  // of exchanges
@@ -58,12 +64,12 @@ struct Merging {
 
     constexpr Merging() {
         merge(0, A, A, B, 1, ranked);
-        // Where one end of an exchange is not used, one comparison is enough; of the others, 2 of 3 are by sums.
+        // If one end of an exchange is not used, one comparison is enough.
         bool used[A + B] = {};
         for (int i = FROM; i < FROM + KEPT; ++i) used[ranked[i]] = true;
         for (int e = count - 1, n = 0; e >= 0; --e) {
             bool &a = used[lower[e]], &b = used[upper[e]];
-            by_sum[e] = a && b && n++ % 6 < MIX;
+            by_sum[e] = a && b && n++ % 6 < SUMS;
             a = b = a || b;
         }
     }
@@ -96,7 +102,7 @@ struct Merging {
 template <int FROM, int KEPT, int A, int B, typename Key>
 __device__ inline void merge(const Key (&a)[A], const Key (&b)[B], Key (&kept)[KEPT]) {
     static_assert(FROM >= 0 && FROM + KEPT <= A + B, "");
-    constexpr Merging<A, B, FROM, KEPT> network;
+    constexpr Merging<A, B, FROM, KEPT, sums_of<Key>> network;
     Key x[A + B];
 #pragma unroll
     for (int i = 0; i < A; ++i) x[i] = a[i];

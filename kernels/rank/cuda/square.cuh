@@ -30,11 +30,13 @@ struct SquareTask : PlanesTask {
 // How samples lie in words.
 template <typename Sample>
 struct Words {
-    using Key = Two;
+    template <int SIZE>
+    using Key = Pair<SIZE == 5 ? 4 : 0>;  // larger networks wait for instructions
     static constexpr int STRIPS = 2;
 };
 template <>
 struct Words<float> {
+    template <int SIZE>
     using Key = One;
     static constexpr int STRIPS = 1;
 };
@@ -132,7 +134,7 @@ __device__ inline void medians(const unsigned* strip, Emit emit) {
 template <typename Sample, int SIZE>
 __global__ void __launch_bounds__(ACROSS * DOWN) median_square(
     const Sample* __restrict__ in, Sample* __restrict__ out, SquareTask task, RankTask rank, Sample cval) {
-    using Key = typename Words<Sample>::Key;
+    using Key = typename Words<Sample>::template Key<SIZE>;
     constexpr int STRIPS = Words<Sample>::STRIPS, LINES = 2 * DOWN + SIZE - 1;
     __shared__ __align__(16) unsigned lines[LINES * PITCH];
     const int x0 = blockIdx.x * (STRIPS * SPAN), y0 = blockIdx.y * (2 * DOWN);
