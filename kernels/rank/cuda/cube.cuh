@@ -1,15 +1,21 @@
 // Medians of 3 × 3 × 3 and 5 × 5 × 5, by networks in registers that neighbours share. Part of rank.cu.
 //
-// A warp goes through the planes of two rows and 32 - SIZE + 1 columns of results; the rows lie in the halves of each word.
-// In every plane a lane sorts its column of SIZE samples, and merges it with those of the next lanes, to the samples of its
-// window in that plane. The sorted planes of two results:
+// A lane goes through the planes of two rows of one column of results; the rows lie in the halves of each word. In every plane
+// it sorts its column of SIZE samples, and merges it with those of the next lanes, to the samples of its window in that plane.
+// Of SIZE 3 it merges all three columns. Of SIZE 5 two neighbours share four columns:
+//
+//      c0 [c1 c2 c3 c4]         the even lane merges these four in the first of two planes, the odd lane in the second;
+//         [c1 c2 c3 c4] c5      each merges both with the column that is left
+//
+// The sorted planes of two results:
 //
 //      p0 [p1 p2] p3            p1 and p2 are merged for both; only samples that can still be the median are kept, and
 //      p0 [p1 p2] [p3 p4] p5    ranked among those of p0 for the first result, of the last plane for the second. The
 //                               next two results share [p3 p4].
 //
-// About 40 minima or maxima a result, and 370 for SIZE 5. Samples of the next two planes are on their way meanwhile. Lanes
-// only wait for the others of their warp, as they exchange columns.
+// For two results of two rows, a lane starts about 104 minima or maxima, and 690 of SIZE 5. Samples of the next two planes are
+// on their way meanwhile. Of SIZE 3, lanes exchange columns by shuffles; of SIZE 5, all threads of a block wait for each other
+// twice in two planes: for the columns, and for the merged four.
 #pragma once
 
 #include "gather.cuh"
@@ -35,15 +41,16 @@ struct CubeTask {
     int windows, piece;  // of a plane; planes of results of a block, an even number
 };
 
-// median_cube: one warp computes `piece` planes of results, of two rows. The pairs of rows of a plane lie behind each other,
-// each with SIZE - 1 columns more than results, and warps share out all of these. grid: warps, pieces, volumes.
+// median_cube: `piece` planes of results. The pairs of rows of a plane lie behind each other, each with SIZE - 1 columns more
+// than results, and LANES at a time take all of these. grid: blocks of a plane, pieces, volumes.
 template <typename Sample, int SIZE>
 __global__ void __launch_bounds__(CUBE_THREADS) median_cube(
     const Sample* __restrict__ in, Sample* __restrict__ out, const __grid_constant__ CubeTask task, Sample cval) {
     using Key = Pair<SIZE == 3 ? 4 : 3>;
     constexpr int PLANE = SIZE * SIZE, CORE = PLANE * (SIZE - 1), MIDDLE = PLANE * SIZE / 2;
     constexpr int FROM = MIDDLE - PLANE, KEPT = PLANE + 1;  // of the core: what can still be the median
-    constexpr int LANES = SIZE == 3 ? 32 : CUBE_THREADS, COLUMNS = LANES - SIZE + 1;  // that exchange columns; windows of these
+    constexpr int LANES = SIZE == 3 ? 32 : CUBE_THREADS;  // that exchange columns
+    constexpr int COLUMNS = LANES - SIZE + 1;                      // of results
     using Bits = typename Unsigned<Sample>::type;
     constexpr unsigned FLIPPED = Unsigned<Sample>::FLIPPED;
     const int lane = threadIdx.x % LANES;
@@ -88,8 +95,7 @@ __global__ void __launch_bounds__(CUBE_THREADS) median_cube(
         for (int k = 0; k < static_cast<int>(sizeof(lines) / sizeof(Key)); ++k)
             found[k] = {__shfl_down_sync(0xFFFFFFFFu, lines[k].bits, by)};
     };
-    // Of SIZE 5, two neighbours share four columns: each lane of a pair merges those of one of two planes. Lanes without a
-    // result do what the last pair with one does.
+    // Of SIZE 5: lanes without a result do what the last pair with one does.
     __shared__ unsigned columns[SIZE == 5 ? 2 : 1][SIZE][LANES];
     __shared__ unsigned fours[SIZE == 5 ? 4 * SIZE : 1][LANES];
     const int odd = lane % 2, even = min(lane - odd, COLUMNS - 2);

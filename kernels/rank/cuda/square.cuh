@@ -11,7 +11,7 @@
 //      b . . b b . . b
 //
 // only samples that can still be the median are kept: with r samples to come, r + 1 places around the middle. For a result
-// this takes about 9 (3 × 3), 31 (5 × 5) and 72 (7 × 7) minima or maxima.
+// this takes about 9 (3 × 3), 21 (5 × 5, and as many sums) and 60 (7 × 7) minima or maxima.
 //
 //   threads of a block     load the block's samples, packed, to shared memory
 //        |  barrier           each waits for all others: a strip reads what its neighbours loaded
