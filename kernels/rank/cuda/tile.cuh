@@ -16,8 +16,9 @@
 //     |  barrier         a tile reads the lists of its neighbours
 //   each tile            merges -> results
 //
-// A result of 15 × 15 takes about 330 instructions, 270 of them of integers, of which a multiprocessor starts 64 a cycle:
-// 1.1 ms of 8192 × 8192 on an H200. TileKey blocks of four warps have registers and shared memory; each scheduler has two warps.
+// A result of 15 × 15 takes about 170 minima or maxima, of which a multiprocessor starts 64 a cycle, and as many
+// multiplications: 0.7 ms of 8192 × 8192 on an H200. The code is long, so that warps wait for instructions; of large squares a
+// block has all eight warps that a multiprocessor holds, which run the same code at nearly the same time.
 //
 // Source: Sugy, "Hierarchical tiling" (2025).
 #pragma once
@@ -33,7 +34,7 @@ template <int SIZE>
 struct Tile {
     // A side of what all windows share: its lists of four columns, and whether it has two columns more.
     static constexpr int CORE = SIZE - 3, QUADS = CORE / 4, HALF = CORE % 4 / 2;
-    static constexpr int DOWN = SIZE < 13 ? 4 : 8, WARPS = DOWN, BLOCKS = 8 / DOWN;  // a multiprocessor
+    static constexpr int DOWN = SIZE < 13 ? 4 : 8;  // lines of tiles of a block, each of one warp
     static constexpr int LISTS = TILES_ACROSS + QUADS + 1 + HALF;  // of a line of tiles
     static constexpr int COUNT = LISTS * DOWN, PITCH = 4 * LISTS, LINES = TILE_SIDE * DOWN + SIZE - 1;
     // Places of lists, of which each has COUNT: of four columns, twice two, four times one; of two lines above; of one line.
@@ -246,7 +247,7 @@ __device__ inline void tile_medians(const unsigned* raw, const unsigned* lists, 
 
 // median_tile: one block computes TILE_SIDE DOWN lines of twice TILE_SPAN results.
 template <typename Sample, int SIZE>
-__global__ void __launch_bounds__(32 * Tile<SIZE>::WARPS, Tile<SIZE>::BLOCKS) median_tile(
+__global__ void __launch_bounds__(32 * Tile<SIZE>::DOWN, 8 / Tile<SIZE>::DOWN) median_tile(
     const Sample* __restrict__ in, Sample* __restrict__ out, const __grid_constant__ PlanesTask task, Sample cval) {
     using T = Tile<SIZE>;
     extern __shared__ __align__(16) unsigned words[];
@@ -265,7 +266,7 @@ __global__ void __launch_bounds__(32 * Tile<SIZE>::WARPS, Tile<SIZE>::BLOCKS) me
         for (int j = 0; j < EACH; ++j)
             from_x[strip][j] = border_index(x0 + strip * TILE_SPAN + task.first_x - 1 + lane + 32 * j, task.columns, task.mode_x);
 #pragma unroll 3
-    for (int y = warp; y < T::LINES; y += T::WARPS) {
+    for (int y = warp; y < T::LINES; y += T::DOWN) {
         const int from_y = border_index(y0 + task.first_y + y, task.rows, task.mode_y);
         const Sample* row = in + static_cast<long long>(from_y) * task.columns;
 #pragma unroll
@@ -279,13 +280,13 @@ __global__ void __launch_bounds__(32 * Tile<SIZE>::WARPS, Tile<SIZE>::BLOCKS) me
     }
     __syncthreads();
 #pragma unroll 1
-    for (int i = thread; i < T::COUNT; i += 32 * T::WARPS) {
+    for (int i = thread; i < T::COUNT; i += 32 * T::DOWN) {
         const int line = i / T::LISTS, quad = i % T::LISTS;
         sort_quad<SIZE>(raw + line * TILE_SIDE * T::PITCH + 4 * quad, lists + i);
     }
     __syncthreads();
     const int y = y0 + warp * TILE_SIDE, x = x0 + lane * TILE_SIDE;
-    if (warp >= T::DOWN || y >= task.out_rows || x >= task.out_columns) return;
+    if (y >= task.out_rows || x >= task.out_columns) return;
     raw += warp * TILE_SIDE * T::PITCH + 4 * lane;
     tile_medians<SIZE>(raw, lists + warp * T::LISTS + lane, [&](int dy, int dx, TileKey found) {
         if (y + dy >= task.out_rows) return;

@@ -10,7 +10,6 @@ from kernels.rank.task import Task
 from kernels.runtime.launch import blocks_of, kernel, shared_bytes_a_block
 
 DOWN = {9: 4, 11: 4, 13: 8, 15: 8}  # of tile.cuh: lines of tiles of a block, by the square's side
-WARPS = {4: 4, 8: 8}  # of a block, by these
 SIDE, ACROSS = 4, 32
 STRIPS = 2
 _NAMES = {name: C_TYPES[name] for name in ("uint8", "uint16", "int16")}
@@ -36,6 +35,6 @@ def run(image: Any, task: Task, out: Any, stream: Any) -> None:
         return
     grid = (blocks_of(columns.out_length, STRIPS * SIDE * ACROSS), blocks_of(rows.out_length, SIDE * down), task.planes)
     kernel("rank", f"median_tile<{_NAMES[task.dtype.name]}, {size}>").launch(
-        grid, (32 * WARPS[down],), (image, out, PlanesTask(**planes_of(task)), constants(task)[0]),
+        grid, (32 * down,), (image, out, PlanesTask(**planes_of(task)), constants(task)[0]),
         shared_bytes=shared_bytes, stream=stream,
     )  # fmt: skip
