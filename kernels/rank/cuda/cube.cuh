@@ -50,7 +50,7 @@ __global__ void __launch_bounds__(CUBE_THREADS) median_cube(
     constexpr int PLANE = SIZE * SIZE, CORE = PLANE * (SIZE - 1), MIDDLE = PLANE * SIZE / 2;
     constexpr int FROM = MIDDLE - PLANE, KEPT = PLANE + 1;  // of the core: what can still be the median
     constexpr int LANES = SIZE == 3 ? 32 : CUBE_THREADS;  // that exchange columns
-    constexpr int COLUMNS = LANES - SIZE + 1;                      // of results
+    constexpr int COLUMNS = LANES - SIZE + 1;  // of results
     using Bits = typename Unsigned<Sample>::type;
     constexpr unsigned FLIPPED = Unsigned<Sample>::FLIPPED;
     const int lane = threadIdx.x % LANES;
@@ -146,7 +146,7 @@ __global__ void __launch_bounds__(CUBE_THREADS) median_cube(
     };
     const bool is_result = lane < COLUMNS && x < task.out_length[2] && window < task.windows;
     const int results = is_result ? min(task.out_length[1] - y, 2) : 0;
-    char* const above = reinterpret_cast<char*>(out + y * task.out_length[2] + x);
+    char* const above = reinterpret_cast<char*>(out + static_cast<long long>(y) * task.out_length[2] + x);
     char* const below = above + task.out_length[2] * sizeof(Sample);
     const auto store = [&](int z, Key found) {
         const auto target = [&](char* first) {

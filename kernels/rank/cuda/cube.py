@@ -12,7 +12,7 @@ from kernels.smoothing.borders import MODES
 
 SIZES = (3, 5)
 THREADS, LANES = 128, {3: 32, 5: 128}  # of cube.cuh
-PIECES = (16, 32, 64, 128)  # planes of results, of which a warp sorts SIZE - 1 more
+PIECES = (16, 32, 64, 128)  # planes of results, of which a block sorts SIZE - 1 more
 BLOCKS = {3: 7, 5: 2}  # of a multiprocessor, by registers
 MAX_GRID, MAX_BYTES = 65535, (1 << 31) - (1 << 10)  # along y and z; of a plane
 _NAMES = {name: C_TYPES[name] for name in ("uint8", "uint16", "int16")}
