@@ -221,7 +221,7 @@ __device__ inline void tile_medians(const unsigned* raw, const unsigned* lists, 
                 exchange(two[0], two[1]);
                 merge<0, CORE + 2>(middle, two, line[y]);
             }
-#pragma unroll 1
+#pragma unroll
             for (int x = 0; x < 2; ++x) {
                 const int at = (x == 0 ? 1 : 4 + CORE) + 2 * side;
                 const unsigned* list = lists + (T::ONE_ + at % 4 * CORE) * COUNT + at / 4;
@@ -233,10 +233,10 @@ __device__ inline void tile_medians(const unsigned* raw, const unsigned* lists, 
                 merge<FROM1, KEPT1>(kept, all, nearly);
 #pragma unroll
                 for (int y = 0; y < 2; ++y) {
-                    // The last sample to join lies between the two middle ones of the others, or one of these is the median.
-                    const TileKey corner = {raw[(y == 0 ? 2 * half : CORE + 3 + 2 * half) * T::PITCH + at]};
-                    const TileKey upper_of_two = high(ranked_of<LEFT1 - 1>(nearly, line[y]), corner);
-                    emit(2 * half + y, 2 * side + x, low(ranked_of<LEFT1>(nearly, line[y]), upper_of_two));
+                    const TileKey corner[1] = {{raw[(y == 0 ? 2 * half : CORE + 3 + 2 * half) * T::PITCH + at]}};
+                    TileKey whole[SIZE];
+                    merge<0, SIZE>(line[y], corner, whole);
+                    emit(2 * half + y, 2 * side + x, ranked_of<LEFT1>(nearly, whole));
                 }
             }
         }
