@@ -7,7 +7,7 @@
 // Floors of N samples of b bytes with w samples in a window, on a device with bandwidth B with C minima or maxima
 // of samples a second (two at once if they have at most 16 bits: 29 T/s measured on an H200):
 //   bytes       2 N b / B    each sample is read once and written once
-//   operations  m N / C      m: minima and maxima of a result: of medians of 3 × 3, 5 × 5 and 7 × 7 about 9, 31 and 72
+//   operations  m N / C      m: minima and maxima of a result: of medians of 3 × 3, 5 × 5 and 7 × 7 about 9, 28 and 60
 //
 // Kernels, naive to fast:
 //   rank_gather (gather.cuh)     one thread per result, by bisection of the keys: each step counts the window's samples

@@ -41,10 +41,8 @@ constexpr int SORTED_BITS = 13, HIGH = 8;              // of the first pass of t
 constexpr unsigned NUMBERS = (1u << SORTED_BITS) - 1;  // of a sample: y * PITCH + x
 constexpr int FIRSTS = HIGH / 2 + 1;                   // words of a thread's first places: odd, so that banks differ
 
-struct BitsetsTask {
-    long long rows, columns, out_rows, out_columns;
-    int first_y, first_x, mode_y, mode_x, taps_y, taps_x;
-    int inner, rank;
+struct BitsetsTask : PlanesTask {
+    int taps_y, taps_x, inner, rank;
 };
 
 // Of a place: those of a word's first bits, which threads side by side read, lie in different banks.
@@ -305,36 +303,36 @@ __global__ void __launch_bounds__(32 * WARPS, CHUNKS == 2 ? 2 : 1) rank_bitsets(
     unsigned* column_counts = counts + T::COUNTS;
     Sample* raw = reinterpret_cast<Sample*>(column_counts + T::COLUMN_COUNTS);
 
-    const long long y0 = static_cast<long long>(blockIdx.y) * BITSET_ROWS, x0 = static_cast<long long>(blockIdx.x) * ACROSS;
+    const int y0 = blockIdx.y * BITSET_ROWS, x0 = blockIdx.x * ACROSS;
     const int plane = task.inner == 1 ? blockIdx.z : blockIdx.z / task.inner, within = blockIdx.z - plane * task.inner;
-    in += plane * task.rows * task.columns * task.inner + within;
-    out += plane * task.out_rows * task.out_columns * task.inner + within;
+    in += static_cast<long long>(plane) * task.rows * task.columns * task.inner + within;
+    out += static_cast<long long>(plane) * task.out_rows * task.out_columns * task.inner + within;
 
 #pragma unroll
     for (int i = 0; i < T::COUNTERS / 4; i += T::THREADS) reinterpret_cast<uint4*>(sets)[thread + i] = {0, 0, 0, 0};
-    const long long top = y0 + task.first_y, left_x = x0 + task.first_x;
+    const int top = y0 + task.first_y, left_x = x0 + task.first_x;
     Sample sample[EACH];
     if (top >= 0 && left_x >= 0 && top + rows <= task.rows && left_x + columns <= task.columns) {
-        const Sample* from = in + ((top + warp) * task.columns + left_x + lane) * task.inner;
+        const Sample* from = in + (static_cast<long long>(top + warp) * task.columns + left_x + lane) * task.inner;
 #pragma unroll
         for (int i = 0; i < EACH; i += CHUNKS) {
             if (warp + i / CHUNKS * WARPS < rows) {
 #pragma unroll
                 for (int j = 0; j < CHUNKS; ++j)
-                    if (lane + 32 * j < columns) sample[i + j] = from[32 * j * task.inner];
+                    if (lane + 32 * j < columns) sample[i + j] = from[32ll * j * task.inner];
             }
-            from += WARPS * task.columns * task.inner;
+            from += static_cast<long long>(WARPS) * task.columns * task.inner;
         }
     } else {
 #pragma unroll 1
         for (int j = 0; j < CHUNKS; ++j) {
-            const long long from_x = border_index(left_x + lane + 32 * j, task.columns, task.mode_x);
+            const int from_x = border_index(left_x + lane + 32 * j, task.columns, task.mode_x);
 #pragma unroll 1
             for (int k = 0; k < EACH / CHUNKS; ++k) {
                 const int y = warp + k * WARPS;
-                const long long from_y = border_index(top + y, task.rows, task.mode_y);
+                const int from_y = border_index(top + y, task.rows, task.mode_y);
                 const bool is_beyond = from_y < 0 || from_x < 0;
-                const Sample found = is_beyond ? cval : in[(from_y * task.columns + from_x) * task.inner];
+                const Sample found = is_beyond ? cval : in[(static_cast<long long>(from_y) * task.columns + from_x) * task.inner];
                 if (y < rows && lane + 32 * j < columns) raw[y * PITCH + lane + 32 * j] = found;
             }
         }
@@ -415,13 +413,13 @@ __global__ void __launch_bounds__(32 * WARPS, CHUNKS == 2 ? 2 : 1) rank_bitsets(
     __syncthreads();
     count_windows<T>(column_counts, counts, task.taps_x);
     __syncthreads();
-    out += (y0 * task.out_columns + x0) * task.inner;
-    const int end_y = static_cast<int>(min(task.out_rows - y0, 32ll)), end_x = static_cast<int>(min(task.out_columns - x0, 64ll));
+    out += (static_cast<long long>(y0) * task.out_columns + x0) * task.inner;
+    const int end_y = min(task.out_rows - y0, 32), end_x = min(task.out_columns - x0, 64);
 #pragma unroll 1
     for (unsigned i = thread; i < BITSET_ROWS * ACROSS; i += T::THREADS) {
         const int y = i / ACROSS, x = i % ACROSS;
         const int place = place_of_result<T>(counts + y * T::LINE + 4 * x, in_columns + x * STEP, in_rows + y * STEP, task.rank);
         const Sample found = raw[places[slot_of(place + task.rank)]];
-        if (y < end_y && x < end_x) out[(y * static_cast<int>(task.out_columns) + x) * task.inner] = found;
+        if (y < end_y && x < end_x) out[(y * task.out_columns + x) * task.inner] = found;
     }
 }

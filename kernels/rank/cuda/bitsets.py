@@ -7,14 +7,13 @@ import math
 from dataclasses import astuple, dataclass
 from typing import Any
 
-from kernels.rank.cuda.gather import C_TYPES, constants
+from kernels.rank.cuda.gather import C_TYPES, MAX_GRID, MAX_SIDE, PlanesTask, constants, planes_of
 from kernels.rank.task import Task
 from kernels.runtime.launch import blocks_of, kernel
-from kernels.smoothing.borders import MODES
 
 ROWS, GROUPS, DIGITS = 32, 8, 1 << 13  # of bitsets.cuh
 STATIC_BYTES = 2048  # at least those of the kernel's own arrays
-MAX_SIDE, MAX_GRID = (1 << 31) - 1, 65535  # of all axes; along y and z
+MAX_RESULTS = (1 << 31) - 1
 MIN_TAPS, MAX_ROWS, MAX_COLUMNS = 4, 33, 65  # of a window: counts fit bytes, samples of a tile 13 bits
 FLAT_ROWS, FLAT_COLUMNS = 8, 17  # moving windows are faster for windows with at most 8 rows and more than 17 columns
 
@@ -59,14 +58,10 @@ def _entry(name: str, shape: Shape) -> str:
 ENTRIES = tuple(_entry(name, shape) for name in _NAMES for shape in SHAPES)
 
 
-class BitsetsTask(ctypes.Structure):
+class BitsetsTask(PlanesTask):
     """struct BitsetsTask of bitsets.cuh."""
 
-    _fields_ = (
-        *((name, ctypes.c_longlong) for name in ("rows", "columns", "out_rows", "out_columns")),
-        *((name, ctypes.c_int) for name in ("first_y", "first_x", "mode_y", "mode_x", "taps_y", "taps_x")),
-        *((name, ctypes.c_int) for name in ("inner", "rank")),
-    )
+    _fields_ = tuple((name, ctypes.c_int) for name in ("taps_y", "taps_x", "inner", "rank"))
 
 
 def applies(task: Task) -> bool:
@@ -81,7 +76,8 @@ def applies(task: Task) -> bool:
         and (rows.taps > FLAT_ROWS or columns.taps <= FLAT_COLUMNS)
         and task.planes * planes.length * task.inner <= MAX_GRID
         and rows.out_length <= MAX_GRID * ROWS
-        and max(columns.length, math.prod(task.out_shape)) <= MAX_SIDE
+        and max(rows.length, columns.length) < MAX_SIDE
+        and math.prod(task.out_shape) <= MAX_RESULTS
     )
 
 
@@ -89,9 +85,8 @@ def run(image: Any, task: Task, out: Any, stream: Any) -> None:
     planes, rows, columns = task.axes
     shape = next(shape for shape in SHAPES if shape.holds(rows.taps, columns.taps))
     bitsets = BitsetsTask(
-        rows=rows.length, columns=columns.length, out_rows=rows.out_length, out_columns=columns.out_length,
-        first_y=rows.first, first_x=columns.first, mode_y=MODES.index(rows.mode), mode_x=MODES.index(columns.mode),
-        taps_y=rows.taps, taps_x=columns.taps, inner=task.inner, rank=int(task.rank.of(task.samples)),
+        **planes_of(task), taps_y=rows.taps, taps_x=columns.taps, inner=task.inner,
+        rank=int(task.rank.of(task.samples)),
     )  # fmt: skip
     shared_bytes = shape.shared_bytes(rows.taps, columns.taps, task.dtype.itemsize)
     found = kernel("rank", _entry(task.dtype.name, shape))

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import ctypes
-import math
 from typing import Any
 
 from kernels.rank.cuda.gather import C_TYPES, constants
 from kernels.rank.task import Task
-from kernels.runtime.launch import blocks_of, kernel
+from kernels.runtime.launch import blocks_of, kernel, multiprocessors
 from kernels.smoothing.borders import MODES
 
 SIZES = (3, 5)
-WARPS = 4  # of cube.cuh
-PIECE = 32  # planes of results, of which a warp sorts SIZE - 1 more
-MAX_BLOCKS = (1 << 31) - 1
+THREADS, LANES = 128, {3: 32, 5: 128}  # of cube.cuh
+PIECES = (16, 32, 64, 128)  # planes of results, of which a block sorts SIZE - 1 more
+BLOCKS = {3: 7, 5: 2}  # of a multiprocessor, by registers
+MAX_GRID, MAX_BYTES = 65535, (1 << 31) - (1 << 10)  # along y and z; of a plane
 _NAMES = {name: C_TYPES[name] for name in ("uint8", "uint16", "int16")}
 ENTRIES = tuple(f"median_cube<{name}, {size}>" for name in _NAMES.values() for size in SIZES)
 
@@ -23,9 +23,8 @@ class CubeTask(ctypes.Structure):
     """struct CubeTask of cube.cuh."""
 
     _fields_ = (
-        ("planes", ctypes.c_longlong),
         *((name, ctypes.c_int * 3) for name in ("length", "out_length", "first", "mode")),
-        *((name, ctypes.c_int) for name in ("tiles", "pairs", "pieces", "piece")),
+        *((name, ctypes.c_int) for name in ("windows", "piece")),
     )
 
 
@@ -38,20 +37,34 @@ def applies(task: Task) -> bool:
         and task.taps in [(size,) * 3 for size in SIZES]
         and task.rank.of(task.samples) == task.samples // 2
         and max(axis.length for axis in task.axes) < 1 << 30
-        and task.axes[1].length * task.axes[2].length * task.dtype.itemsize < 1 << 31
-        and math.prod(task.out_shape) < MAX_BLOCKS
+        and task.axes[1].length * task.axes[2].length * task.dtype.itemsize < MAX_BYTES
+        and _windows(task) < MAX_BYTES
+        and max(blocks_of(task.axes[0].out_length, PIECES[0]), task.planes) <= MAX_GRID
     )
+
+
+def _windows(task: Task) -> int:
+    """Those of a plane, two rows at once, with the columns beyond the last result of each."""
+    _, rows, columns = task.axes
+    return blocks_of(rows.out_length, 2) * (columns.out_length + columns.taps - 1)
 
 
 def run(image: Any, task: Task, out: Any, stream: Any) -> None:
-    depth, rows, columns = (axis.out_length for axis in task.axes)
-    each, size = ctypes.c_int * 3, task.taps[0]
+    each, size, depth = ctypes.c_int * 3, task.taps[0], task.axes[0].out_length
+    windows = _windows(task)
+    across = blocks_of(windows, THREADS // LANES[size] * (LANES[size] - size + 1))
+
+    def planes_in_turn(piece: int) -> int:
+        blocks = across * blocks_of(depth, piece) * task.planes
+        return blocks_of(blocks, BLOCKS[size] * multiprocessors()) * (min(piece, depth) + size - 1)
+
+    piece = min(PIECES, key=planes_in_turn)
     cube = CubeTask(
-        planes=task.planes, length=each(*(axis.length for axis in task.axes)), out_length=each(depth, rows, columns),
+        length=each(*(axis.length for axis in task.axes)), out_length=each(*(axis.out_length for axis in task.axes)),
         first=each(*(axis.first for axis in task.axes)), mode=each(*(MODES.index(axis.mode) for axis in task.axes)),
-        tiles=blocks_of(columns, 32 - size + 1), pairs=blocks_of(rows, 2), pieces=blocks_of(depth, PIECE), piece=PIECE,
+        windows=windows, piece=piece,
     )  # fmt: skip
-    warps = task.planes * cube.pieces * cube.pairs * cube.tiles
     kernel("rank", f"median_cube<{_NAMES[task.dtype.name]}, {size}>").launch(
-        (blocks_of(warps, WARPS),), (32, WARPS), (image, out, cube, constants(task)[0]), stream=stream
-    )
+        (across, blocks_of(depth, piece), task.planes), (THREADS,), (image, out, cube, constants(task)[0]),
+        stream=stream,
+    )  # fmt: skip

@@ -31,6 +31,11 @@ struct RankTask {
     int omit_nan, has_nodata;
 };
 
+// Planes of an image whose windows lie along rows and columns.
+struct PlanesTask {
+    int rows, columns, out_rows, out_columns, first_y, first_x, mode_y, mode_x;
+};
+
 // Bit x of row z * taps of axis 1 + y: whether the sample counts.
 struct Footprint {
     unsigned row[MAX_SIDE * MAX_SIDE];

@@ -16,6 +16,7 @@ from kernels.smoothing.borders import MODES
 
 THREADS = 256
 MAX_BLOCKS = 1 << 30  # kernels loop if there is more to do
+MAX_GRID, MAX_SIDE = 65535, 1 << 30  # of a grid along y and z; of planes
 C_TYPES = {
     "uint8": "unsigned char",
     "uint16": "unsigned short",
@@ -53,6 +54,15 @@ class RankTask(ctypes.Structure):
     )
 
 
+class PlanesTask(ctypes.Structure):
+    """struct PlanesTask of gather.cuh."""
+
+    _fields_ = (
+        *((name, ctypes.c_int) for name in ("rows", "columns", "out_rows", "out_columns")),
+        *((name, ctypes.c_int) for name in ("first_y", "first_x", "mode_y", "mode_x")),
+    )
+
+
 class Footprint(ctypes.Structure):
     """struct Footprint of gather.cuh."""
 
@@ -65,6 +75,31 @@ def run(image: Any, task: Task, out: Any, stream: Any) -> None:
     grid = (min(blocks_of(arguments.total, THREADS), MAX_BLOCKS),)
     kernel("rank", entry).launch(
         grid, (THREADS,), (image, out, arguments, *constants(task), footprint_of(task)), stream=stream
+    )
+
+
+def planes_of(task: Task) -> dict[str, int]:
+    """The fields of PlanesTask."""
+    _, rows, columns = task.axes
+    return {
+        "rows": rows.length, "columns": columns.length, "out_rows": rows.out_length, "out_columns": columns.out_length,
+        "first_y": rows.first, "first_x": columns.first, "mode_y": MODES.index(rows.mode),
+        "mode_x": MODES.index(columns.mode),
+    }  # fmt: skip
+
+
+def is_median_of_square(task: Task, sizes: tuple[int, ...]) -> bool:
+    """Whether the results are the medians of odd squares of planes, of one of these sizes, without missing samples."""
+    planes, rows, columns = task.axes
+    return (
+        task.footprint is None
+        and task.nodata is None
+        and task.inner == planes.taps == planes.length == 1
+        and rows.taps == columns.taps
+        and rows.taps in sizes
+        and task.rank.of(task.samples) == task.samples // 2
+        and task.planes <= MAX_GRID
+        and max(rows.length, columns.length) < MAX_SIDE
     )
 
 

@@ -20,9 +20,8 @@
 
 constexpr int ROWS_WARPS = 4;
 
-struct RowsTask {
+struct RowsTask : PlanesTask {
     long long planes;
-    int rows, columns, out_rows, first_y, mode_y, mode_x;
     int strip, strips, across;  // rows of a strip, an even number; strips of a plane; warps of a row
 };
 

@@ -11,7 +11,7 @@
 //      b . . b b . . b
 //
 // only samples that can still be the median are kept: with r samples to come, r + 1 places around the middle. For a result
-// this takes about 9 (3 × 3), 31 (5 × 5) and 72 (7 × 7) minima or maxima.
+// this takes about 9 (3 × 3), 21 (5 × 5, and as many sums) and 60 (7 × 7) minima or maxima.
 //
 //   threads of a block     load the block's samples, packed, to shared memory
 //        |  barrier           each waits for all others: a strip reads what its neighbours loaded
@@ -23,20 +23,20 @@
 #include "gather.cuh"
 #include "networks.cuh"
 
-struct SquareTask {
-    long long planes, rows, columns, out_rows, out_columns;
-    int first_y, first_x, mode_y, mode_x;
+struct SquareTask : PlanesTask {
     int aligned_in, aligned_out;  // whether vectors can be loaded and stored
 };
 
 // How samples lie in words.
 template <typename Sample>
 struct Words {
-    using Key = Two;
+    template <int SIZE>
+    using Key = Pair<SIZE == 5 ? 4 : 0>;  // larger networks wait for instructions
     static constexpr int STRIPS = 2;
 };
 template <>
 struct Words<float> {
+    template <int SIZE>
     using Key = One;
     static constexpr int STRIPS = 1;
 };
@@ -134,15 +134,15 @@ __device__ inline void medians(const unsigned* strip, Emit emit) {
 template <typename Sample, int SIZE>
 __global__ void __launch_bounds__(ACROSS * DOWN) median_square(
     const Sample* __restrict__ in, Sample* __restrict__ out, SquareTask task, RankTask rank, Sample cval) {
-    using Key = typename Words<Sample>::Key;
+    using Key = typename Words<Sample>::template Key<SIZE>;
     constexpr int STRIPS = Words<Sample>::STRIPS, LINES = 2 * DOWN + SIZE - 1;
     __shared__ __align__(16) unsigned lines[LINES * PITCH];
-    const long long x0 = blockIdx.x * static_cast<long long>(STRIPS * SPAN), y0 = blockIdx.y * (2ll * DOWN);
+    const int x0 = blockIdx.x * (STRIPS * SPAN), y0 = blockIdx.y * (2 * DOWN);
     const long long plane = blockIdx.z;
     in += plane * task.rows * task.columns;
     out += plane * task.out_rows * task.out_columns;
     // The input's place of the first word: LEAD before that of result x0's centre.
-    const long long from_x = x0 + task.first_x + SIZE / 2 - LEAD, from_y = y0 + task.first_y;
+    const int from_x = x0 + task.first_x + SIZE / 2 - LEAD, from_y = y0 + task.first_y;
     const int thread = threadIdx.y * ACROSS + threadIdx.x;
     bool nan = false;
     const bool inside = task.aligned_in && from_x >= 0 && from_x + (STRIPS - 1) * SPAN + LOADED <= task.columns;
@@ -164,7 +164,7 @@ __global__ void __launch_bounds__(ACROSS * DOWN) median_square(
         // All loads of a thread are under way before it stores the first. A warp takes every WARPS-th line, 32 groups of
         // four of it; the two groups that are left of each line are shared out after that.
         constexpr int WARPS = ACROSS * DOWN / 32, MOST = (LINES + WARPS - 1) / WARPS;
-        const Sample* corner = in + from_y * task.columns + from_x;
+        const Sample* corner = in + static_cast<long long>(from_y) * task.columns + from_x;
         const int warp = thread / 32, lane = thread % 32;
         const int edge_y = thread / 2, edge_x = 4 * (32 + thread % 2);
         Four loaded[MOST][STRIPS], edge[STRIPS];
@@ -187,28 +187,28 @@ __global__ void __launch_bounds__(ACROSS * DOWN) median_square(
         constexpr int GROUPS = LOADED / 4;
         for (int i = thread; i < LINES * GROUPS; i += ACROSS * DOWN) {
             const int y = i / GROUPS, x = i % GROUPS * 4;
-            const long long from = border_index(from_y + y, task.rows, task.mode_y);
+            const int from = border_index(from_y + y, task.rows, task.mode_y);
             Four loaded[STRIPS];
 #pragma unroll
             for (int strip = 0; strip < STRIPS; ++strip)
 #pragma unroll
                 for (int j = 0; j < 4; ++j) {
-                    const long long at = border_index(from_x + x + j + strip * SPAN, task.columns, task.mode_x);
-                    loaded[strip].sample[j] = from < 0 || at < 0 ? cval : in[from * task.columns + at];
+                    const int at = border_index(from_x + x + j + strip * SPAN, task.columns, task.mode_x);
+                    loaded[strip].sample[j] = from < 0 || at < 0 ? cval : in[static_cast<long long>(from) * task.columns + at];
                 }
             store(y, x, loaded);
         }
     }
     if constexpr (same<Sample, float>) nan = __syncthreads_or(nan);
     else __syncthreads();
-    const long long y = y0 + 2 * threadIdx.y, x = x0 + STRIP * threadIdx.x;
+    const int y = y0 + 2 * threadIdx.y, x = x0 + STRIP * threadIdx.x;
     if constexpr (same<Sample, float>) {
         if (nan) {
             for (int i = 0; i < 2 * STRIP; ++i) {
-                const long long line = y + i / STRIP, at = x + i % STRIP;
+                const int line = y + i / STRIP, at = x + i % STRIP;
                 if (line >= task.out_rows || at >= task.out_columns) continue;
                 const long long result = (plane * task.out_rows + line) * task.out_columns + at;
-                out[line * task.out_columns + at] =
+                out[static_cast<long long>(line) * task.out_columns + at] =
                     ranked<false>(in - plane * task.rows * task.columns, rank, Footprint(), result, cval, cval,
                                   not_a_number<Sample>());
             }
@@ -224,8 +224,8 @@ __global__ void __launch_bounds__(ACROSS * DOWN) median_square(
         if (y + line >= task.out_rows) break;
 #pragma unroll
         for (int strip = 0; strip < STRIPS; ++strip) {
-            const long long at = x + strip * SPAN;
-            Sample* target = out + (y + line) * task.out_columns + at;
+            const int at = x + strip * SPAN;
+            Sample* target = out + static_cast<long long>(y + line) * task.out_columns + at;
             struct __align__(8 * sizeof(Sample) < 16 ? 8 * sizeof(Sample) : 16) Vector {
                 Sample sample[sizeof(Sample) == 4 ? 4 : 8];
             };

@@ -16,8 +16,9 @@
 //     |  barrier         a tile reads the lists of its neighbours
 //   each tile            merges -> results
 //
-// A result of 15 × 15 takes about 330 instructions, 270 of them of integers, of which a multiprocessor starts 64 a cycle:
-// 1.1 ms of 8192 × 8192 on an H200. Two blocks of four warps have registers and shared memory; each scheduler has two warps.
+// A result of 15 × 15 takes about 170 minima or maxima, of which a multiprocessor starts 64 a cycle, and as many
+// multiplications: 0.7 ms of 8192 × 8192 on an H200. The code is long, so that warps wait for instructions; of large squares a
+// block has all eight warps that a multiprocessor holds, which run the same code at nearly the same time.
 //
 // Source: Sugy, "Hierarchical tiling" (2025).
 #pragma once
@@ -25,20 +26,17 @@
 #include "gather.cuh"
 #include "networks.cuh"
 
-constexpr int TILE_SIDE = 4, TILES_ACROSS = 32, TILES_DOWN = 4, TILE_THREADS = TILES_ACROSS * TILES_DOWN;
+constexpr int TILE_SIDE = 4, TILES_ACROSS = 32;
+using TileKey = Pair<4>;
 constexpr int TILE_SPAN = TILE_SIDE * TILES_ACROSS;  // results of a line, of one strip
-
-struct TileTask {
-    long long planes;
-    int rows, columns, out_rows, out_columns, first_y, first_x, mode_y, mode_x;
-};
 
 template <int SIZE>
 struct Tile {
     // A side of what all windows share: its lists of four columns, and whether it has two columns more.
     static constexpr int CORE = SIZE - 3, QUADS = CORE / 4, HALF = CORE % 4 / 2;
+    static constexpr int DOWN = SIZE < 13 ? 4 : 8;  // lines of tiles of a block, each of one warp
     static constexpr int LISTS = TILES_ACROSS + QUADS + 1 + HALF;  // of a line of tiles
-    static constexpr int COUNT = LISTS * TILES_DOWN, PITCH = 4 * LISTS, LINES = TILE_SIDE * TILES_DOWN + SIZE - 1;
+    static constexpr int COUNT = LISTS * DOWN, PITCH = 4 * LISTS, LINES = TILE_SIDE * DOWN + SIZE - 1;
     // Places of lists, of which each has COUNT: of four columns, twice two, four times one; of two lines above; of one line.
     static constexpr int FOUR = 0, TWO = 4 * CORE, ONE_ = 8 * CORE, ABOVE = 12 * CORE, LINE = 12 * CORE + 8;
     static constexpr int WORDS = LINES * PITCH + (LINE + 16) * COUNT;
@@ -62,7 +60,7 @@ template <int SIZE>
 __device__ inline void sort_quad(const unsigned* raw, unsigned* lists) {
     using T = Tile<SIZE>;
     constexpr int CORE = T::CORE, COUNT = T::COUNT;
-    Two column[4][CORE], two[2][2 * CORE], four[4 * CORE];
+    TileKey column[4][CORE], two[2][2 * CORE], four[4 * CORE];
 #pragma unroll
     for (int y = 0; y < CORE; ++y) {
         const uint4 line = *reinterpret_cast<const uint4*>(raw + (y + 3) * T::PITCH);
@@ -84,7 +82,7 @@ __device__ inline void sort_quad(const unsigned* raw, unsigned* lists) {
     for (int half = 0; half < 2; ++half) {
         // Above or below: the line of the outer result, two lines of both, of which one is the inner result's elsewhere.
         const unsigned* outer = raw + (half == 0 ? 0 : CORE + 3) * T::PITCH;
-        Two line[3][4], both[8];
+        TileKey line[3][4], both[8];
 #pragma unroll
         for (int y = 0; y < 3; ++y) {
             const uint4 four = *reinterpret_cast<const uint4*>(outer + y * T::PITCH);
@@ -103,9 +101,9 @@ __device__ inline void sort_quad(const unsigned* raw, unsigned* lists) {
 
 // The list of both lines below, of which the first has one.
 template <int SIZE>
-__device__ inline void list_below(const unsigned* lists, const unsigned* second_line, Two (&both)[8]) {
+__device__ inline void list_below(const unsigned* lists, const unsigned* second_line, TileKey (&both)[8]) {
     const uint4 line = *reinterpret_cast<const uint4*>(second_line);
-    Two first[4], second[4] = {{line.x}, {line.y}, {line.z}, {line.w}};
+    TileKey first[4], second[4] = {{line.x}, {line.y}, {line.z}, {line.w}};
     load_list(lists + (Tile<SIZE>::LINE + 8) * Tile<SIZE>::COUNT, Tile<SIZE>::COUNT, first);
     sort(second);
     merge<0, 8>(first, second, both);
@@ -114,9 +112,9 @@ __device__ inline void list_below(const unsigned* lists, const unsigned* second_
 // Merges the lists of the lines of a tile's quads, of N samples each, and of the two columns that are left, from `rest` on.
 // `take(quad, list)` finds a list.
 template <int SIZE, int N, typename Take>
-__device__ inline void merge_lines(Take take, const unsigned* rest, Two (&all)[N / 4 * Tile<SIZE>::CORE]) {
+__device__ inline void merge_lines(Take take, const unsigned* rest, TileKey (&all)[N / 4 * Tile<SIZE>::CORE]) {
     using T = Tile<SIZE>;
-    Two first[N], two[2 * N], half[N / 2];
+    TileKey first[N], two[2 * N], half[N / 2];
     take(1, first);
     if constexpr (T::HALF) {
 #pragma unroll
@@ -126,11 +124,11 @@ __device__ inline void merge_lines(Take take, const unsigned* rest, Two (&all)[N
     if constexpr (T::QUADS == 1) {
         merge<0, N + N / 2>(first, half, all);
     } else {
-        Two second[N];
+        TileKey second[N];
         take(2, second);
         merge<0, 2 * N>(first, second, two);
         if constexpr (T::QUADS == 3) {
-            Two third[N];
+            TileKey third[N];
             take(3, third);
             merge<0, 3 * N>(two, third, all);
         } else if constexpr (T::HALF) {
@@ -156,11 +154,11 @@ __device__ inline void tile_medians(const unsigned* raw, const unsigned* lists, 
     constexpr int FROM42 = MIDDLE4 > LEFT42 ? MIDDLE4 - LEFT42 : 0, KEPT42 = MIDDLE4 - FROM42 + 1, MIDDLE42 = MIDDLE4 - FROM42;
     constexpr int FROM2 = MIDDLE42 - LEFT2, KEPT2 = LEFT2 + 1, FROM1 = LEFT2 - LEFT1, KEPT1 = LEFT1 + 1;
     static_assert(FROM42 + KEPT42 <= KEPT4 + 2 * CORE, "");
-    Two upper[KEPT42], lower[KEPT42];
+    TileKey upper[KEPT42], lower[KEPT42];
     const unsigned* const rest = raw + 4 * (QUADS + 1);  // the columns that are left of all quads
     {
-        Two core[KEPT4];
-        Two first[4 * CORE], second[4 * CORE], two[8 * CORE], half[2 * CORE];
+        TileKey core[KEPT4];
+        TileKey first[4 * CORE], second[4 * CORE], two[8 * CORE], half[2 * CORE];
         load_list(lists + T::FOUR * COUNT + 1, COUNT, first);
         if constexpr (T::HALF) load_list(lists + T::TWO * COUNT + QUADS + 1, COUNT, half);
         if constexpr (QUADS == 1) {
@@ -174,13 +172,13 @@ __device__ inline void tile_medians(const unsigned* raw, const unsigned* lists, 
                 if constexpr (T::HALF) {
                     merge<FROM4, KEPT4>(two, half, core);
                 } else {
-                    Two third[4 * CORE];
+                    TileKey third[4 * CORE];
                     load_list(lists + T::FOUR * COUNT + 3, COUNT, third);
                     merge<FROM4, KEPT4>(two, third, core);
                 }
             }
         }
-        Two lines[2 * CORE];
+        TileKey lines[2 * CORE];
         merge_lines<SIZE, 8>([&](int quad, auto& list) { load_list(lists + T::ABOVE * COUNT + quad, COUNT, list); },
                              rest + T::PITCH, lines);
         merge<FROM42, KEPT42>(core, lines, upper);
@@ -196,9 +194,9 @@ __device__ inline void tile_medians(const unsigned* raw, const unsigned* lists, 
         for (int side = 0; side < 2; ++side) {
             // The two columns that join for both results, and those of one.
             const int column_at = side == 0 ? 2 : 4 + CORE;
-            Two kept[KEPT2];
+            TileKey kept[KEPT2];
             {
-                Two two[2 * CORE], corner[4], all[2 * CORE + 4];
+                TileKey two[2 * CORE], corner[4], all[2 * CORE + 4];
                 load_list(side == 0 ? lists + (T::TWO + 2 * CORE) * COUNT
                                     : lists + (T::TWO + 2 * CORE * T::HALF) * COUNT + QUADS + 1,
                           COUNT, two);
@@ -208,13 +206,13 @@ __device__ inline void tile_medians(const unsigned* raw, const unsigned* lists, 
                 merge<0, 2 * CORE + 4>(two, corner, all);
                 merge<FROM2, KEPT2>(upper, all, kept);
             }
-            Two found[2][2];
-            Two line[2][CORE + 2];
+            TileKey found[2][2];
+            TileKey line[2][CORE + 2];
 #pragma unroll
             for (int y = 0; y < 2; ++y) {
                 // Above the upper result of two, and below the lower one.
                 const int which = 2 * y + half;
-                Two middle[CORE], two[2];
+                TileKey middle[CORE], two[2];
                 const unsigned* own = raw + (y == 0 ? 2 * half : CORE + 3 + 2 * half) * T::PITCH;
                 merge_lines<SIZE, 4>([&](int quad, auto& list) {
                     load_list(lists + (T::LINE + 4 * which) * COUNT + quad, COUNT, list);
@@ -228,15 +226,15 @@ __device__ inline void tile_medians(const unsigned* raw, const unsigned* lists, 
                 const int at = (x == 0 ? 1 : 4 + CORE) + 2 * side;
                 const unsigned* list = lists + (T::ONE_ + at % 4 * CORE) * COUNT + at / 4;
                 const unsigned* ends = pair_lines + at;
-                Two column[CORE], two[2] = {{ends[0]}, {ends[T::PITCH]}}, all[CORE + 2], nearly[KEPT1];
+                TileKey column[CORE], two[2] = {{ends[0]}, {ends[T::PITCH]}}, all[CORE + 2], nearly[KEPT1];
                 load_list(list, COUNT, column);
                 exchange(two[0], two[1]);
                 merge<0, CORE + 2>(column, two, all);
                 merge<FROM1, KEPT1>(kept, all, nearly);
 #pragma unroll
                 for (int y = 0; y < 2; ++y) {
-                    const Two corner[1] = {{raw[(y == 0 ? 2 * half : CORE + 3 + 2 * half) * T::PITCH + at]}};
-                    Two whole[SIZE];
+                    const TileKey corner[1] = {{raw[(y == 0 ? 2 * half : CORE + 3 + 2 * half) * T::PITCH + at]}};
+                    TileKey whole[SIZE];
                     merge<0, SIZE>(line[y], corner, whole);
                     emit(2 * half + y, 2 * side + x, ranked_of<LEFT1>(nearly, whole));
                 }
@@ -247,16 +245,16 @@ __device__ inline void tile_medians(const unsigned* raw, const unsigned* lists, 
     }
 }
 
-// median_tile: one block computes TILE_SIDE TILES_DOWN lines of twice TILE_SPAN results.
+// median_tile: one block computes TILE_SIDE DOWN lines of twice TILE_SPAN results.
 template <typename Sample, int SIZE>
-__global__ void __launch_bounds__(TILE_THREADS, 2) median_tile(
-    const Sample* __restrict__ in, Sample* __restrict__ out, const __grid_constant__ TileTask task, Sample cval) {
+__global__ void __launch_bounds__(32 * Tile<SIZE>::DOWN, 8 / Tile<SIZE>::DOWN) median_tile(
+    const Sample* __restrict__ in, Sample* __restrict__ out, const __grid_constant__ PlanesTask task, Sample cval) {
     using T = Tile<SIZE>;
     extern __shared__ __align__(16) unsigned words[];
     unsigned* raw = words;
     unsigned* lists = words + T::LINES * T::PITCH;
     const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
-    const int x0 = blockIdx.x * (2 * TILE_SPAN), y0 = blockIdx.y * (TILE_SIDE * TILES_DOWN);
+    const int x0 = blockIdx.x * (2 * TILE_SPAN), y0 = blockIdx.y * (TILE_SIDE * T::DOWN);
     in += blockIdx.z * static_cast<long long>(task.rows) * task.columns;
     out += blockIdx.z * static_cast<long long>(task.out_rows) * task.out_columns;
     // The first list begins one sample before the first result's window.
@@ -267,8 +265,8 @@ __global__ void __launch_bounds__(TILE_THREADS, 2) median_tile(
 #pragma unroll
         for (int j = 0; j < EACH; ++j)
             from_x[strip][j] = border_index(x0 + strip * TILE_SPAN + task.first_x - 1 + lane + 32 * j, task.columns, task.mode_x);
-#pragma unroll 2
-    for (int y = warp; y < T::LINES; y += TILES_DOWN) {
+#pragma unroll 3
+    for (int y = warp; y < T::LINES; y += T::DOWN) {
         const int from_y = border_index(y0 + task.first_y + y, task.rows, task.mode_y);
         const Sample* row = in + static_cast<long long>(from_y) * task.columns;
 #pragma unroll
@@ -282,7 +280,7 @@ __global__ void __launch_bounds__(TILE_THREADS, 2) median_tile(
     }
     __syncthreads();
 #pragma unroll 1
-    for (int i = thread; i < T::COUNT; i += TILE_THREADS) {
+    for (int i = thread; i < T::COUNT; i += 32 * T::DOWN) {
         const int line = i / T::LISTS, quad = i % T::LISTS;
         sort_quad<SIZE>(raw + line * TILE_SIDE * T::PITCH + 4 * quad, lists + i);
     }
@@ -290,7 +288,7 @@ __global__ void __launch_bounds__(TILE_THREADS, 2) median_tile(
     const int y = y0 + warp * TILE_SIDE, x = x0 + lane * TILE_SIDE;
     if (y >= task.out_rows || x >= task.out_columns) return;
     raw += warp * TILE_SIDE * T::PITCH + 4 * lane;
-    tile_medians<SIZE>(raw, lists + warp * T::LISTS + lane, [&](int dy, int dx, Two found) {
+    tile_medians<SIZE>(raw, lists + warp * T::LISTS + lane, [&](int dy, int dx, TileKey found) {
         if (y + dy >= task.out_rows) return;
         Sample* target = out + static_cast<long long>(y + dy) * task.out_columns + x + dx;
         if (x + dx < task.out_columns) target[0] = sample_of<Sample>(found.bits & 0xFFFFu);

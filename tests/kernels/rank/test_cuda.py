@@ -73,7 +73,7 @@ def test_every_variant_gives_the_bits_of_the_cpu(
 @pytest.mark.parametrize("size", [(3, 3, 3), (5, 5, 5), (2, 3, 7), (9, 1, 4)], ids=str)
 def test_volumes(cupy: Any, monkeypatch: pytest.MonkeyPatch, dtype: str, size: tuple[int, ...]) -> None:
     for index, mode in enumerate(MODES):
-        image = samples_of((11, 23, 37), dtype, index)
+        image = samples_of(((11, 23, 37), (35, 5, 130))[index % 2], dtype, index)
         _check(cupy, monkeypatch, image, 50.0 if index < 4 else 70.0, size=size, mode=mode, cval=7)
 
 
@@ -100,6 +100,13 @@ def test_few_values(cupy: Any, monkeypatch: pytest.MonkeyPatch, dtype: str, size
         image.reshape(-1)[rng.choice(image.size, outliers)] = np.iinfo(dtype).max
         for percentile in (50.0, 7.0):
             _check(cupy, monkeypatch, image, percentile, size=size)
+
+
+def test_large_squares_on_devices_with_little_shared_memory(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda.tile, "shared_bytes_a_block", lambda: 160 << 10)
+    image = samples_of((97, 211), "uint16")
+    for size in (11, 13, 15):
+        same_bits(cupy.asnumpy(median_filter(cupy.asarray(image), size)), median_filter(image, size))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
