@@ -15,8 +15,9 @@
 // batch, or are long, follow one by one, each copied by all lanes. Lanes share the building of tables and the checksum too.
 // Sources: RFC 1950 and 1951.
 //
-// Floor on an H200: a stream is read and its output written once, 4.2 TB/s. Symbols follow one another, each some 160 cycles
-// after the one before, so the number of streams decides.
+// Floor on an H200: a stream is read and its output written once, 4.2 TB/s. Symbols follow one another, each some 400 cycles
+// after the one before, so the number of streams decides. Measured, GB/s of noisy u16 in tiles of 128 KiB: 64 streams 1.0,
+// 384 5.4, 1,536 19, 4,096 25. Without batches, each match copied at once: 0.6, 3.4, 11.6, 20.
 #pragma once
 
 constexpr unsigned TABLE_BITS = 10, DISTANCE_BITS = 8, LONGEST_CODE = 15;

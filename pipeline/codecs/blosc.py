@@ -30,41 +30,15 @@ _STREAM_BYTES = 32 << 10
 _STREAM_ALIGNMENT_BYTES = 16
 
 
-@dataclass(frozen=True, kw_only=True)
-class BloscHeader:
-    """The header of a chunk.
+class BloscHeaders:
+    """The headers of many chunks, as arrays of a number for each.
 
     nbytes      : decoded bytes
+    is_stored   : whether they follow the header as they are
     block_bytes : of each block, except perhaps the last
-    stored      : bytes of the chunk
-    """
-
-    flags: int
-    typesize: int
-    nbytes: int
-    block_bytes: int
-    stored: int
-
-    @property
-    def is_stored(self) -> bool:
-        """Whether the decoded bytes follow the header as they are."""
-        return bool(self.flags & _STORED)
-
-    @property
-    def blocks(self) -> int:
-        return 0 if self.is_stored or not self.nbytes else -(-self.nbytes // self.block_bytes)
-
-    @property
-    def table_end(self) -> int:
-        """The chunk's first byte after the header and the table of blocks."""
-        return HEADER_BYTES + 4 * self.blocks
-
-
-class BloscHeaders:
-    """The headers of many chunks, each an int64 array of one number for each: see `BloscHeader`.
-
-    codec  : 0: blosclz, 1: lz4, 2: snappy, 3: zlib, 4: zstd
-    splits : whether each whole block has a stream for each byte of its samples
+    table_ends  : the first byte after the header and the table of blocks
+    codec       : 0: blosclz, 1: lz4, 2: snappy, 3: zlib, 4: zstd
+    splits      : whether each whole block has a stream for each byte of its samples
     """
 
     def __init__(self, heads: NDArray[np.uint8]) -> None:
@@ -138,29 +112,25 @@ class BloscLayout:
         return found
 
 
-def read_header(data: NDArray[np.uint8], nbytes: int) -> BloscHeader:
-    """The header of a chunk of `nbytes`, which begins with `data`. ValueError if it is damaged."""
-    if nbytes < HEADER_BYTES:
-        raise ValueError(f"too short for Blosc: {counted(nbytes, 'byte')}")
-    version, _, flags, typesize, decoded, block_bytes, stored = _HEADER.unpack_from(data.data)
-    if version != _VERSION or stored != nbytes or typesize == 0:
-        raise ValueError(f"a Blosc header of {stored:,} bytes for {nbytes:,}")
-    header = BloscHeader(flags=flags, typesize=typesize, nbytes=decoded, block_bytes=block_bytes, stored=stored)
-    if header.is_stored:
-        is_right = stored == decoded + HEADER_BYTES
-    else:
-        is_right = decoded == 0 or (0 < block_bytes <= decoded and header.table_end <= nbytes)
-    if not is_right:
-        raise ValueError("a damaged Blosc header")
-    return header
-
-
 def check_blosc(data: NDArray[np.uint8]) -> int:
-    """The decoded bytes that the header declares. ValueError unless it and the table of blocks lie within the data."""
-    header = read_header(data, len(data))
-    if header.blocks:
+    """The decoded bytes that a chunk's header declares. ValueError unless it and the table of blocks lie within the
+    data; as `BloscHeaders.are_damaged`, but ten times as fast for one chunk."""
+    if len(data) < HEADER_BYTES:
+        raise ValueError(f"too short for Blosc: {counted(len(data), 'byte')}")
+    version, _, flags, typesize, nbytes, block_bytes, stored = _HEADER.unpack_from(data.data)
+    if version != _VERSION or stored != len(data) or typesize == 0:
+        raise ValueError(f"a Blosc header of {stored:,} bytes for {len(data):,}")
+    is_stored, decoded = bool(flags & _STORED), int(nbytes)
+    if is_stored or decoded == 0:
+        is_right, table_end = not is_stored or stored == decoded + HEADER_BYTES, HEADER_BYTES
+    else:
+        is_right = 0 < block_bytes <= decoded
+        table_end = HEADER_BYTES + 4 * -(-decoded // max(block_bytes, 1))
+    if not is_right or table_end > stored:
+        raise ValueError("a damaged Blosc header")
+    if table_end > HEADER_BYTES:
         # A few: min and max of arrays take longer.
-        starts = data[HEADER_BYTES : header.table_end].view("<i4").tolist()
-        if min(starts) < header.table_end or max(starts) > len(data) - 4:
+        starts = data[HEADER_BYTES:table_end].view("<i4").tolist()
+        if min(starts) < table_end or max(starts) > len(data) - 4:
             raise ValueError("a damaged Blosc table of blocks")
-    return header.nbytes
+    return decoded

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from kernels.runtime.compiled import compiled
 from pipeline.codecs.chunk_codec import BLOSC, ENCODED, RAW
+from pipeline.codecs.parallel import for_each
 
 LEFT, DONE = 0, 1  # what has become of a chunk
 NONE, FAULT = -1, -2  # in place of a descriptor
@@ -42,6 +43,7 @@ _CREATE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK 
 _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 _ENOENT = errno.ENOENT
 _MOST_PIECES = 1024  # of memory in one call, IOV_MAX
+_SHARES, _SHARED_BYTES = 4, 4 << 20  # of a region's bytes that threads read together
 _HEADER_BYTES, _BLOSC_VERSION, _BLOSC_STORED = 16, 2, 2
 
 Table = NDArray[np.int64]
@@ -364,6 +366,19 @@ def read_spans(spans: Table) -> bool:
     for descriptor, offset, address, nbytes in spans:
         done += pread(descriptor, address, nbytes, offset) == nbytes
     return done == len(spans)
+
+
+def read_shared(spans: Table) -> bool:
+    """As `read_spans`, in several threads if there is much to read: one thread reads 2.5 GB/s into pinned memory, while
+    others compute."""
+    shares = min(_SHARES, len(spans)) if spans[:, 3].sum() >= _SHARED_BYTES else 1
+    found = [False] * shares
+
+    def read(share: int) -> None:
+        found[share] = bool(read_spans(np.ascontiguousarray(spans[share::shares])))
+
+    for_each(read, range(shares))
+    return all(found)
 
 
 @compiled

@@ -49,7 +49,8 @@ def pack_with_borders(
     if not all(inside.shape):
         return None
     for axis in range(len(shape)):
-        sources = border_indices(np.arange(region.start[axis], region.stop[axis]), shape[axis], mode)
+        beyond = np.concatenate([np.arange(region.start[axis], 0), np.arange(shape[axis], region.stop[axis])])
+        sources = border_indices(beyond, shape[axis], mode)
         sources = sources[sources != OUTSIDE]
         if sources.size and not inside.start[axis] <= sources.min() <= sources.max() < inside.stop[axis]:
             return None

@@ -33,7 +33,7 @@ def pack_tiles(
 
     NotPackedError if the processor must decode them, or name what is wrong.
     """
-    from pipeline.codecs.file_loops import read_spans  # needs Numba
+    from pipeline.codecs.file_loops import read_shared  # needs Numba
 
     offsets, counts = (each[0, down, numbers.start : numbers.stop] for each in (page.offsets, page.byte_counts))
     nbytes, stored = page.height(down) * page.block_row_bytes, offsets != 0
@@ -44,6 +44,6 @@ def pack_tiles(
     starts = np.cumsum(counts) - counts
     at, data = packing.take(int(counts.sum()))
     with file.in_use() as descriptor:
-        if not read_spans(np.stack([np.full_like(counts, descriptor), offsets, data.ctypes.data + starts, counts], 1)):
+        if not read_shared(np.stack([np.full_like(counts, descriptor), offsets, data.ctypes.data + starts, counts], 1)):
             raise NotPackedError("a file that was cut short")
     packing.add_streams(origins[stored], at + starts, counts, nbytes)

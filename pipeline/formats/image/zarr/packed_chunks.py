@@ -89,8 +89,7 @@ def _pack_blosc(
     packing: Packing, stored: StoredTogether, chunks: NDArray[np.int64], nbytes: int, firsts: NDArray[np.int64],
     ends: NDArray[np.int64], origins: NDArray[np.int64],
 ) -> None:  # fmt: skip
-    heads, most = stored.heads[chunks], stored.nbytes[chunks]
-    headers = BloscHeaders(heads)
+    most, headers = stored.nbytes[chunks], BloscHeaders(stored.heads[chunks, :HEADER_BYTES])
     if np.any(headers.are_damaged(most)) or np.any(headers.nbytes != nbytes):
         raise NotPackedError("a damaged Blosc header")  # the processor names it
     is_whole, is_stored = ends - firsts == nbytes, headers.is_stored
@@ -101,25 +100,26 @@ def _pack_blosc(
     blocks = firsts // headers.block_bytes, -(-ends // headers.block_bytes)
     starts = np.zeros(0, np.int64)
     if len(parts):
-        begins[parts], sizes[parts], starts = _parts_of(heads[parts], headers, parts, blocks, most[parts])
+        begins[parts], sizes[parts], starts = _parts_of(stored.heads, chunks, headers, parts, blocks, most[parts])
     at = _read(packing, stored, chunks, begins, sizes) - begins
     some = np.flatnonzero(is_stored)
     packing.add_stored(origins[some], (at + HEADER_BYTES + firsts)[some], firsts[some], (ends - firsts)[some])
     packing.add_blosc(
-        origins[encoded], BloscHeaders(heads[encoded]), at[encoded], (begins + sizes)[encoded],
-        (blocks[0][encoded], blocks[1][encoded]), is_whole[encoded], starts,
+        origins[encoded], BloscHeaders(stored.heads[chunks[encoded], :HEADER_BYTES]), at[encoded],
+        (begins + sizes)[encoded], (blocks[0][encoded], blocks[1][encoded]), is_whole[encoded], starts,
     )  # fmt: skip
 
 
 def _parts_of(
-    heads: NDArray[np.uint8], headers: BloscHeaders, parts: NDArray[np.int64],
+    heads: NDArray[np.uint8], chunks: NDArray[np.int64], headers: BloscHeaders, parts: NDArray[np.int64],
     blocks: tuple[NDArray[np.int64], NDArray[np.int64]], nbytes: NDArray[np.int64],
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:  # fmt: skip
     """The first byte and the bytes of some blocks of chunks, and where each block begins in its chunk."""
     counts, table_ends = headers.blocks[parts], headers.table_ends[parts]
     if np.any(table_ends > HEAD_BYTES):
         raise NotPackedError("many small blocks")
-    table = heads[:, HEADER_BYTES : HEADER_BYTES + 4 * int(counts.max())].view("<i4").astype(np.int64)
+    table_end = HEADER_BYTES + 4 * int(counts.max())
+    table = heads[chunks[parts], HEADER_BYTES:table_end].view("<i4").astype(np.int64)
     number, beyond = np.arange(table.shape[1]), np.iinfo(np.int64).max
     wanted = (number >= blocks[0][parts, np.newaxis]) & (number < blocks[1][parts, np.newaxis])
     # Encoders with several threads write blocks in any order.

@@ -123,7 +123,7 @@ def stored_together(files: ChunkFiles, places: Sequence[Place]) -> Iterator[Stor
 
     NotPackedError if a file cannot be read: the processor's way names the fault.
     """
-    array, heads = files.array, np.empty((len(places), HEAD_BYTES), np.uint8)
+    array, heads = files.array, scratch("encoded", len(places) * HEAD_BYTES).reshape(-1, HEAD_BYTES)
     if array.index is not None:
         with ExitStack() as opened:
             stored = [opened.enter_context(files.stored(place)) for place in places]
@@ -154,7 +154,7 @@ def stored_together(files: ChunkFiles, places: Sequence[Place]) -> Iterator[Stor
         if np.any(found[:, 0] == loops.FAULT) or np.any(found[:, 1] > array.codec.limits[-1]):
             raise NotPackedError("a file that does not open, or is too long")
         yield StoredTogether(np.where(found[:, 0] == loops.NONE, -1, found[:, 1]), heads, read)
-        if spans and not loops.read_spans(np.concatenate(spans)):
+        if spans and not loops.read_shared(np.concatenate(spans)):
             raise NotPackedError("a file that was cut short")
     except OSError as error:
         raise NotPackedError("the folder does not open") from error
