@@ -69,6 +69,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if _cuda_devices()[0] == 0:  # thousands: as skipped tests they would take a while and hide what else was skipped
         config.hook.pytest_deselected(items=[item for item in items if _needs_a_gpu(item)])
         items[:] = [item for item in items if not _needs_a_gpu(item)]
+    # pytest-xdist gives each process a run of tests at first. Slow ones come first in each, so that none runs on alone.
+    if processes := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0")):
+        each = -(-len(items) // processes)
+        turns = {id(item): (at // each, item.get_closest_marker("slow") is None) for at, item in enumerate(items)}
+        items.sort(key=lambda item: turns[id(item)])
 
 
 # What thousands of tests are made of is there to the end: a search for garbage would go through it again and again.

@@ -18,8 +18,8 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # MDAnaly
 
 def _coarse(grid: Grid) -> tuple[Grid, np.ndarray]:
     """Some points over the whole molecule, and their positions [n, 3]."""
-    steps = tuple(h * (n - 1) / k for h, n, k in zip(grid.spacing, grid.shape, (4, 6, 8), strict=True))
-    found = replace(grid, spacing=steps, shape=(5, 7, 9))
+    steps = tuple(h * (n - 1) / k for h, n, k in zip(grid.spacing, grid.shape, (2, 4, 6), strict=True))
+    found = replace(grid, spacing=steps, shape=(3, 5, 7))
     return found, np.stack(np.meshgrid(*found.axes(), indexing="ij"), -1).reshape(-1, 3)
 
 

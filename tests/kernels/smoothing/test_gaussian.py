@@ -9,19 +9,12 @@ from scipy import ndimage
 
 from kernels.smoothing import BORDER_MODES, DTYPES, cpu, gaussian
 from kernels.smoothing.window import gaussian_radius, gaussian_windows
+from tests.kernels.smoothing.noise import noise
 
 INTEGERS = [dtype for dtype in DTYPES if np.dtype(dtype).kind != "f"]
 FLOATS = [dtype for dtype in DTYPES if np.dtype(dtype).kind == "f"]
 sides = st.integers(1, 40)
 seeds = st.integers(0, 2**32 - 1)
-
-
-def noise(seed: int, shape: tuple[int, ...], dtype: str) -> np.ndarray:
-    rng = np.random.default_rng(seed)
-    if np.dtype(dtype).kind == "f":
-        return rng.standard_normal(shape).astype(dtype)
-    held = np.iinfo(dtype)
-    return rng.integers(held.min, held.max, shape, dtype, endpoint=True)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -12,16 +12,9 @@ from scipy import ndimage
 from kernels.smoothing import BORDER_MODES, DTYPES, box, gaussian
 from kernels.smoothing.decimation import BYTE_WEIGHT_ERROR, WEIGHT_ERROR, Decimation, decimation
 from kernels.smoothing.window import gaussian_windows
+from tests.kernels.smoothing.noise import noise
 
 FLOAT32 = np.dtype(np.float32)
-
-
-def noise(seed: int, shape: tuple[int, ...], dtype: str) -> np.ndarray:
-    rng = np.random.default_rng(seed)
-    if np.dtype(dtype).kind == "f":
-        return rng.standard_normal(shape).astype(dtype)
-    held = np.iinfo(dtype)
-    return rng.integers(held.min, held.max, shape, dtype, endpoint=True)
 
 
 def effective_weights(coarse: Decimation, at: int) -> tuple[int, np.ndarray]:

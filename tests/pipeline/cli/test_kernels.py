@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import signal
-import sys
 from collections.abc import Callable, Iterator
 from html.parser import HTMLParser
 from pathlib import Path
@@ -17,26 +15,10 @@ import pytest
 import kernels
 import kernels.runtime.measure
 from kernels.runtime.measure import DeviceFacts, LadderResult, Occupancy, Rung
-from pipeline import cli, stopping
 from pipeline.cli import kernels as kernels_command
 from pipeline.engine.devices import discovery
 
 Millrace = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def millrace(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Millrace:
-    def run(*arguments: Any) -> tuple[int, str, str]:
-        before = {number: signal.getsignal(number) for number in stopping.SIGNALS}
-        monkeypatch.setattr(sys, "argv", ["millrace", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stop:
-            cli.main()
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        printed = capsys.readouterr()
-        return int(stop.value.code or 0), printed.out, printed.err
-
-    return run
 
 
 DEVICE = DeviceFacts(

@@ -21,6 +21,7 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,8 @@ from pipeline.formats.slices import Cut, describe, draw
 from pipeline.workloads import Budget, JobSpec, workload_named
 from tests.images import write_image
 
+# Modules that readers import when they need them: imported by the parent, so that not every child does.
+LATE = ("pipeline.formats.image.tiff.together", "pipeline.workloads.coulomb", "pipeline.workloads.mri.images", "zarr")
 # Of a child, above what it has as it starts; the files have a few kilobytes.
 MOST_BYTES = 512 << 20
 MOST_S = 20.0
@@ -309,6 +312,8 @@ def main() -> None:
     parser.add_argument("--cases", type=int, help="files of each format, whatever time they take")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
+    for name in LATE:
+        import_module(name)
     folder = Path(tempfile.mkdtemp(prefix="millrace-fuzz-"))
     total, found = 0, 0
     for name in options.formats or KINDS:

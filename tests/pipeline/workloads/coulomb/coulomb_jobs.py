@@ -96,25 +96,26 @@ def definition(
 ):
     """Values and terms' sizes in e/Å at each point, float64."""
     multiples = [(0, 0, 0)] if cell is None else itertools.product(range(-images, images + 1), repeat=3)
-    shifts = [np.array(multiple, float) @ (np.zeros((3, 3)) if cell is None else cell) for multiple in multiples]
+    shifts = np.array([*multiples], float) @ (np.zeros((3, 3)) if cell is None else cell)
     values, sizes = np.zeros(points.shape[:-1]), np.zeros(points.shape[:-1])
     nearest = np.full(points.shape[:-1], np.inf)
-    for *place, charge in atoms:
-        for shift in shifts:
-            distance = np.linalg.norm(points - (np.array(place) + shift), axis=-1)
-            nearest = np.minimum(nearest, distance)
-            r = np.hypot(distance, SOFTENING)
-            rho = r / cutoff
-            term = {
-                "shift": (1 - rho**2) ** 2 / r,
-                "taylor2": 1 / r - (1.875 - 1.25 * rho**2 + 0.375 * rho**4) / cutoff,
-                "truncate": 1 / r,
-                "direct": 1 / r,
-            }[scheme]
-            within = np.ones_like(r, bool) if scheme == "direct" else distance <= cutoff
-            power = r if by_distance else 1.0
-            values += np.where(within, charge * term / power, 0)
-            sizes += np.where(within, abs(charge) / r / power * (1 + NEAR / r), 0)
+    together = -(-20_000 // nearest.size)  # images of an atom, along a first axis
+    for (*place, charge), first in itertools.product(atoms, range(0, len(shifts), together)):
+        images = np.array(place) + shifts[first : first + together]
+        distance = np.linalg.norm(points - np.expand_dims(images, tuple(range(1, points.ndim))), axis=-1)
+        nearest = np.minimum(nearest, distance.min(0))
+        r = np.hypot(distance, SOFTENING)
+        rho = r / cutoff
+        term = {
+            "shift": (1 - rho**2) ** 2 / r,
+            "taylor2": 1 / r - (1.875 - 1.25 * rho**2 + 0.375 * rho**4) / cutoff,
+            "truncate": 1 / r,
+            "direct": 1 / r,
+        }[scheme]
+        within = np.ones_like(r, bool) if scheme == "direct" else distance <= cutoff
+        power = r if by_distance else 1.0
+        values += np.where(within, charge * term / power, 0).sum(0)
+        sizes += np.where(within, abs(charge) / r / power * (1 + NEAR / r), 0).sum(0)
     near = nearest < exclude
     values[near] = sizes[near] = 0
     return values / dielectric, sizes / dielectric
