@@ -94,19 +94,20 @@ def test_memory_is_kept_free_for_blocks_only_if_they_are_read_whole(
 
 
 @pytest.mark.parametrize(("suffix", "compression"), [(".zarr", "zstd"), (".tif", "deflate")])
-def test_few_blocks_are_decoded_again_if_two_rows_do_not_fit(tmp_path, monkeypatch, suffix, compression):
-    """22 blocks across, room for 24: if the one used least recently were dropped, 3 and 2.4 times as many would be."""
+@pytest.mark.parametrize(("room", "most"), [(32, 1.0), (26, 1.15), (18, 1.6)])
+def test_few_blocks_are_decoded_again_if_two_rows_do_not_fit(tmp_path, monkeypatch, suffix, compression, room, most):
+    """22 blocks across: of the row above, the few rows of samples are kept that the next one needs."""
     monkeypatch.setattr("pipeline.codecs.parallel.os.sched_getaffinity", lambda _: {0})  # one thread, one order
     decoded = counted(monkeypatch)
     image = np.random.default_rng(1).integers(0, 65536, (SIDE, SIDE)).astype(np.uint16)
     store(tmp_path / f"in{suffix}", image, Storage(chunks=(48,), compression=compression))
     with open_image(tmp_path / f"in{suffix}") as reader:
         spans = [(max(a - 8, 0), min(a + 56, SIDE)) for a in range(0, SIDE, 48)]
-        reader.hold_at_most(24 * 48 * 48 * 2)
+        reader.hold_at_most(room * 48 * 48 * 2)
         reader.expect([spans, spans])
         for rows, columns in itertools.product(spans, spans):
             out = np.empty((rows[1] - rows[0], columns[1] - columns[0]), np.uint16)
             reader.read(Region((rows[0], columns[0]), (rows[1], columns[1])), out)
             np.testing.assert_array_equal(out, image[slice(*rows), slice(*columns)])
     assert len(decoded) == 22 * 22
-    assert sum(decoded.values()) < 2.1 * len(decoded)
+    assert sum(decoded.values()) <= most * len(decoded)
