@@ -62,6 +62,7 @@ def test_every_block_is_decoded_once(tmp_path, monkeypatch, suffix, compression,
         planned.job.read(chunk, [np.empty(each.shape, each.dtype) for each in chunk.inputs])
     planned.output.discard()
     assert len(planned.plan.chunks) > 8
+    assert planned.held_bytes + planned.ring_bytes == memory_bytes  # blocks take what the ring leaves
     assert set(decoded.values()) == {1}, decoded.most_common(3)
 
 
