@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -112,3 +113,23 @@ def test_few_blocks_are_decoded_again_if_two_rows_do_not_fit(tmp_path, monkeypat
             np.testing.assert_array_equal(out, image[slice(*rows), slice(*columns)])
     assert len(decoded) == 22 * 22
     assert sum(decoded.values()) <= most * len(decoded)
+
+
+@pytest.mark.parametrize(("suffix", "compression"), [(".zarr", "zstd"), (".zarr", "deflate"), (".tif", "deflate")])
+def test_threads_that_overtake_each_other_get_the_samples_that_were_cut_away(tmp_path, suffix, compression):
+    image = np.random.default_rng(1).integers(0, 65536, (SIDE, SIDE)).astype(np.uint16)
+    store(tmp_path / f"in{suffix}", image, Storage(chunks=(96,), compression=compression))
+    with open_image(tmp_path / f"in{suffix}") as reader, ThreadPoolExecutor(6) as threads:
+        spans = [(max(a - 9, 0), min(a + 73, SIDE)) for a in range(0, SIDE, 64)]
+        reader.hold_at_most(8 * 96 * 96 * 2)
+        reader.expect([spans, spans])
+        order = list(itertools.product(spans, spans))
+        for at in range(0, len(order), 12):
+            order[at : at + 12] = reversed(order[at : at + 12])
+
+        def is_right(rows, columns):
+            out = np.empty((rows[1] - rows[0], columns[1] - columns[0]), np.uint16)
+            reader.read(Region((rows[0], columns[0]), (rows[1], columns[1])), out)
+            return np.array_equal(out, image[slice(*rows), slice(*columns)])
+
+        assert all(threads.map(is_right, *zip(*order, strict=True)))
