@@ -48,9 +48,11 @@ class _Block:
         return self.samples.nbytes if self.memory is None else self.memory.nbytes
 
     def has(self, box: Box) -> bool:
-        return self.part is None or all(
-            kept.start <= wanted.start and wanted.stop <= kept.stop for kept, wanted in zip(self.part, box, strict=True)
-        )
+        """Whether the samples are kept; (): all."""
+        if self.part is None or not box:
+            return self.part is None
+        pairs = zip(self.part, box, strict=True)
+        return all(kept.start <= wanted.start and wanted.stop <= kept.stop for kept, wanted in pairs)
 
     def cut_out(self, box: Box) -> NDArray[Any]:
         """A view of those samples, which it has; (): of all."""
@@ -99,7 +101,8 @@ class BlockCache:
         self._next_use: Callable[[Key, Place], Place | None] | None = None
         self._part: Callable[[Key, Place], Box] = _whole
         self._reading: list[Place] = []
-        self._ranked: list[tuple[Key, Place]] = []  # of the blocks to drop, the last one first, and when it was seen
+        # Of the blocks to give up, the last one first: when it was seen, and whether only to be cut.
+        self._ranked: list[tuple[Key, Place, bool]] = []
         self._held_bytes = 0
         self._capacity_bytes = self._useful_bytes = max(_ROWS_KEPT * row_bytes, _SMALLEST_BYTES)
         # A block is in memory while it is read, regardless of the bound. A large one counts towards the memory budget
@@ -289,26 +292,28 @@ class BlockCache:
 
     def _trim(self) -> None:
         while self._held_bytes > self._capacity_bytes:
-            key = self._dispensable()
-            part = self._small_part(key)
+            key, part = self._dispensable()
             if part is None:
                 self._evict(key)
             else:
                 self._keep_part(self._blocks[key], part)
 
-    def _dispensable(self) -> Key:
-        """The block that is needed last, or never again; before that, blocks of which a part is enough."""
+    def _dispensable(self) -> tuple[Key, Box | None]:
+        """A block of which a part is enough, and the part; if there is none, the block that is needed last, or never
+        again."""
         if self._next_use is None:
-            return next(iter(self._blocks))
+            return next(iter(self._blocks)), None
         while True:
             while self._ranked:
-                key, seen = self._ranked.pop()
+                key, seen, to_cut = self._ranked.pop()
                 if key in self._blocks and self._blocks[key].seen == seen:
-                    return key
+                    part = self._small_part(key)
+                    if part is not None or not to_cut:
+                        return key, part
             count = max(len(self._blocks) // _SHARE_RANKED, 1)
-            further = list(islice((key for key in self._blocks if self._small_part(key) is not None), count))[::-1]
-            further = further or sorted(self._blocks, key=self._when)[-count:]
-            self._ranked = [(key, self._blocks[key].seen) for key in further]
+            found = list(islice((key for key in self._blocks if self._small_part(key) is not None), count))[::-1]
+            further = found or sorted(self._blocks, key=self._when)[-count:]
+            self._ranked = [(key, self._blocks[key].seen, bool(found)) for key in further]
 
     def _when(self, key: Key) -> tuple[bool, bool, Place]:
         """When the block is used next: whether never, whether it is whole (parts free little memory), and the place."""
