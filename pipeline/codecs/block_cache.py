@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -17,25 +19,25 @@ T = TypeVar("T")
 _ROWS_KEPT = 16
 _SMALLEST_BYTES = 32 << 20
 _MOST_SPARE = 64
-# Reads that the slowest thread may be behind the fastest; uses that are further behind belong to other processes.
-_MOST_BEHIND = 16
 # The share of the blocks that is ranked for eviction at once, since ranking looks at all of them.
-_SHARE_RANKED = 8
+_SHARE_RANKED = 16
 
 Key = tuple[int, ...]
 Place = tuple[int, ...]  # of a read in the order of the plan
+Box = tuple[slice, ...]  # of a block's samples
 Memory = NDArray[np.uint8]
 
 
 class _Block:
-    """A decoded block, the memory it lies in if that can be used again, how many threads are looking at it, how many
-    looks are expected (negative: unknown), and the place of the latest read that looked."""
+    """A decoded block or the part that is kept, the memory it lies in if that can be used again, how many threads are
+    looking at it, how many looks are expected (negative: unknown), and the place of the latest read that looked."""
 
-    __slots__ = ("is_evicted", "left", "memory", "samples", "seen", "users")
+    __slots__ = ("is_evicted", "left", "memory", "part", "samples", "seen", "users")
 
     def __init__(self, samples: NDArray[Any], memory: Memory | None, left: int) -> None:
         self.samples = samples
         self.memory = memory
+        self.part: Box | None = None
         self.left = left
         self.seen: Place = ()
         self.users = 1
@@ -44,6 +46,30 @@ class _Block:
     @property
     def nbytes(self) -> int:
         return self.samples.nbytes if self.memory is None else self.memory.nbytes
+
+    def has(self, box: Box) -> bool:
+        """Whether the samples are kept; (): all."""
+        if self.part is None or not box:
+            return self.part is None
+        pairs = zip(self.part, box, strict=True)
+        return all(kept.start <= wanted.start and wanted.stop <= kept.stop for kept, wanted in pairs)
+
+    def cut_out(self, box: Box) -> NDArray[Any]:
+        """A view of those samples, which it has; (): of all."""
+        if self.part is not None:
+            box = tuple(
+                slice(wanted.start - kept.start, wanted.stop - kept.start)
+                for kept, wanted in zip(self.part, box, strict=True)
+            )
+        return self.samples[box] if box else self.samples
+
+
+def _unknown(key: Key) -> int:
+    return -1
+
+
+def _whole(key: Key, after: Place) -> Box:
+    return ()
 
 
 class Claim(NamedTuple):
@@ -55,8 +81,10 @@ class Claim(NamedTuple):
 
 
 class BlockCache:
-    """A thread-safe cache, bounded in bytes: the block that will be used last is dropped first; if the order of uses is
-    unknown, the one used least recently.
+    """A thread-safe cache, bounded in bytes.
+
+    If it is full, blocks are cut to the part that further reads use, and then the block that will be used last is
+    dropped; if the order of uses is unknown, the one used least recently.
 
     Two threads never decode the same block: the second waits for the first, or takes other blocks meanwhile. New blocks
     are decoded into the memory of old ones.
@@ -71,31 +99,45 @@ class BlockCache:
         self._spare: list[Memory] = []
         self._uses: Callable[[Key], int] = _unknown
         self._next_use: Callable[[Key, Place], Place | None] | None = None
-        self._latest: deque[Place] = deque(maxlen=_MOST_BEHIND)  # reads
-        self._ranked: list[tuple[Key, Place]] = []  # of the blocks to drop, the last one first, and when it was seen
+        self._part: Callable[[Key, Place], Box] = _whole
+        self._reading: list[Place] = []
+        # Of the blocks to give up, the last one first: when it was seen, and whether only to be cut.
+        self._ranked: list[tuple[Key, Place, bool]] = []
         self._held_bytes = 0
-        self._capacity_bytes = max(_ROWS_KEPT * row_bytes, _SMALLEST_BYTES)
+        self._capacity_bytes = self._useful_bytes = max(_ROWS_KEPT * row_bytes, _SMALLEST_BYTES)
         # A block is in memory while it is read, regardless of the bound. A large one counts towards the memory budget
         # and is kept: an image stored as one strip must not be decoded again for every chunk of the job.
         self._least_bytes = block_bytes if block_bytes > _SMALLEST_BYTES else 0
 
     def hold_at_most(self, budget_bytes: int) -> int:
-        """Lower the bound; returns the bound in force, which leaves room for one large block."""
-        self._capacity_bytes = max(min(self._capacity_bytes, budget_bytes), self._least_bytes)
+        """Set the bound; returns the bound in force, which leaves room for one large block."""
+        self._capacity_bytes = max(min(self._useful_bytes, budget_bytes), self._least_bytes)
         return self._capacity_bytes
 
-    def expect(self, uses: Callable[[Key], int], next_use: Callable[[Key, Place], Place | None]) -> None:
+    def expect(
+        self,
+        uses: Callable[[Key], int],
+        next_use: Callable[[Key, Place], Place | None],
+        part: Callable[[Key, Place], Box] = _whole,
+    ) -> None:
         """Announce the uses from now on. A block is dropped after the last one.
 
         uses     : how often a block will be used
         next_use : the place of the first read after that one which uses a block; None: it is used no more
+        part     : the samples of a block that the reads after that one use; (): all
         """
-        self._uses, self._next_use = uses, next_use
+        self._uses, self._next_use, self._part = uses, next_use, part
 
-    def begin(self, at: Place) -> None:
-        """A read of this place in the schedule begins."""
+    @contextmanager
+    def reading(self, at: Place) -> Iterator[None]:
+        """A read of this place in the schedule: the uses of earlier ones, unless these are under way too, are past."""
         with self._lock:
-            self._latest.append(at)
+            self._reading.append(at)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._reading.remove(at)
 
     def lacks(self, key: Key) -> bool:
         """Whether the block has to be decoded, by this thread or another."""
@@ -111,13 +153,16 @@ class BlockCache:
         nbytes: int,
         decode: Callable[[Memory], NDArray[Any]],
         look: Callable[[NDArray[Any]], T],
+        box: Box = (),
         *,
         at: Place = (),
         wait: bool,
     ) -> T | None:
-        """What `look` returns for the block, which is valid only during that call and must not be changed.
+        """What `look` returns for the samples of the block in the box, which are valid only during that call and must
+        not be changed.
 
         decode : makes the block in the given memory, of `nbytes`, or in its own
+        box    : (): the whole block
         at     : the place of the read in the schedule
 
         None if another thread is decoding it and `wait` is False. Raises what `decode` raises.
@@ -127,6 +172,9 @@ class BlockCache:
                 if not wait:
                     return None
                 self._made.wait()
+            if block is not None and not block.has(box):
+                self._evict(key)
+                block = None
             if block is not None:
                 self._begin(key, block, at)
             else:
@@ -135,7 +183,7 @@ class BlockCache:
         if block is None:
             block = self._decoded(key, decode, memory, at)
         try:
-            return look(block.samples)
+            return look(block.cut_out(box))
         finally:
             with self._lock:
                 self._end(key, block)
@@ -244,25 +292,55 @@ class BlockCache:
 
     def _trim(self) -> None:
         while self._held_bytes > self._capacity_bytes:
-            self._evict(self._dispensable())
+            key, part = self._dispensable()
+            if part is None:
+                self._evict(key)
+            else:
+                self._keep_part(self._blocks[key], part)
 
-    def _dispensable(self) -> Key:
-        """The block that is needed last, or never again."""
+    def _dispensable(self) -> tuple[Key, Box | None]:
+        """A block of which a part is enough, and the part; if there is none, the block that is needed last, or never
+        again."""
         if self._next_use is None:
-            return next(iter(self._blocks))
+            return next(iter(self._blocks)), None
         while True:
             while self._ranked:
-                key, seen = self._ranked.pop()
+                key, seen, to_cut = self._ranked.pop()
                 if key in self._blocks and self._blocks[key].seen == seen:
-                    return key
-            further = sorted(self._blocks, key=self._when)[-max(len(self._blocks) // _SHARE_RANKED, 1) :]
-            self._ranked = [(key, self._blocks[key].seen) for key in further]
+                    part = self._small_part(key)
+                    if part is not None or not to_cut:
+                        return key, part
+            count = max(len(self._blocks) // _SHARE_RANKED, 1)
+            found = list(islice((key for key in self._blocks if self._small_part(key) is not None), count))[::-1]
+            further = found or sorted(self._blocks, key=self._when)[-count:]
+            self._ranked = [(key, self._blocks[key].seen, bool(found)) for key in further]
 
-    def _when(self, key: Key) -> tuple[bool, Place]:
-        """When the block is used next: whether never, and the place."""
+    def _when(self, key: Key) -> tuple[bool, bool, Place]:
+        """When the block is used next: whether never, whether it is whole (parts free little memory), and the place."""
         assert self._next_use is not None, "the order is known"
-        found = self._next_use(key, max(self._blocks[key].seen, min(self._latest, default=())))
-        return found is None, found or ()
+        found = self._next_use(key, max(self._blocks[key].seen, self._past()))
+        return found is None, self._blocks[key].part is None, found or ()
+
+    def _past(self) -> Place:
+        """The place just before the first read under way."""
+        first = min(self._reading, default=())
+        return (*first[:-1], first[-1] - 1) if first else ()
+
+    def _small_part(self, key: Key) -> Box | None:
+        """The part of a whole block that further reads need, if it is less than half of it."""
+        block = self._blocks[key]
+        if block.users or block.part is not None:
+            return None
+        part = self._part(key, self._past())
+        samples = block.samples[part].nbytes if part else block.nbytes
+        return part if 0 < 2 * samples < block.nbytes else None
+
+    def _keep_part(self, block: _Block, part: Box) -> None:
+        self._held_bytes -= block.nbytes
+        memory = block.memory
+        block.samples, block.memory, block.part = block.samples[part].copy(), None, part
+        self._held_bytes += block.nbytes
+        self._recycle(memory)
 
     def _evict(self, key: Key) -> None:
         block = self._blocks.pop(key)
@@ -278,9 +356,9 @@ class BlockCache:
 
     def _reuse(self, block: _Block) -> None:
         """Take an evicted block's memory for another block, unless a thread is looking at it."""
-        if not block.users and block.memory is not None and len(self._spare) < _MOST_SPARE:
-            self._spare.append(block.memory)
+        if not block.users:
+            self._recycle(block.memory)
 
-
-def _unknown(key: Key) -> int:
-    return -1
+    def _recycle(self, memory: Memory | None) -> None:
+        if memory is not None and len(self._spare) < _MOST_SPARE:
+            self._spare.append(memory)

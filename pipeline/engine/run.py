@@ -143,10 +143,13 @@ def plan_job(
     except BaseException:
         job.close()
         raise
-    return PlannedJob(
+    planned = PlannedJob(
         output=Output(workload, job), version=version, plan=plan, device=device, budget=budget, held_bytes=held_bytes,
         bounds=options.bounds,
     )  # fmt: skip
+    if isinstance(job, HoldsInput) and held_bytes == ring_bytes:  # it could use more: what the ring leaves
+        return replace(planned, held_bytes=job.hold_at_most(ring_bytes + held_bytes - planned.ring_bytes))
+    return planned
 
 
 def _same_cut(earlier: Budget, budget: Budget, options: RunOptions) -> Budget:

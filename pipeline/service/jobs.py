@@ -126,86 +126,69 @@ class RetryRequested:
     waiting_for_end: frozenset[str] = frozenset()
 
 
-# Events of a run, each with its claim's epoch
+@dataclass(frozen=True)
+class OfRun:
+    """An event of the run under the claim of this epoch."""
+
+    epoch: int
 
 
 @dataclass(frozen=True)
-class Planned:
-    epoch: int
+class Planned(OfRun):
     chunks: int
 
 
 @dataclass(frozen=True)
-class Progressed:
+class Progressed(OfRun):
     """`chunks_done`: in this run and earlier ones, at least one of them in this run."""
 
-    epoch: int
     chunks_done: int
 
 
 @dataclass(frozen=True)
-class Recut:
+class Recut(OfRun):
     """The chunks did not fit the device: the run starts again with smaller ones."""
 
-    epoch: int
     chunks: int
 
 
-@dataclass(frozen=True)
-class Computed:
+class Computed(OfRun):
     """Every chunk is written, and the audit has passed."""
 
-    epoch: int
+
+class Published(OfRun):
+    """The result has its final name."""
 
 
 @dataclass(frozen=True)
-class Published:
-    epoch: int
-
-
-@dataclass(frozen=True)
-class Failed:
+class Failed(OfRun):
     """`transient`: another attempt may help: neither a user's mistake nor a wrong result."""
 
-    epoch: int
     error: str
     transient: bool
 
 
-@dataclass(frozen=True)
-class Stopped:
+class Stopped(OfRun):
     """The run has ended on request: a cancellation, or a drain of the server."""
 
-    epoch: int
 
-
-@dataclass(frozen=True)
-class Preempted:
+class Preempted(OfRun):
     """The run has ended in favour of a more urgent job; its finished chunks are kept."""
 
-    epoch: int
 
-
-@dataclass(frozen=True)
-class LeaseLost:
+class LeaseLost(OfRun):
     """The runner did not renew its lease, or its process is gone."""
 
-    epoch: int
-
 
 @dataclass(frozen=True)
-class Died:
+class Died(OfRun):
     """A process that worked on the job has died, maybe because of it. `what`: the server, which was not killed from
     outside, or the job's own process."""
 
-    epoch: int
     what: str
 
 
-Event = (
-    DependencySucceeded | DependencyFailed | Claimed | CancelRequested | RetryRequested
-    | Planned | Progressed | Recut | Computed | Published | Failed | Stopped | Preempted | LeaseLost | Died
-)  # fmt: skip
+Event = DependencySucceeded | DependencyFailed | Claimed | CancelRequested | RetryRequested | OfRun
 
 
 # Actions
@@ -322,10 +305,7 @@ def _retry_requested(job: Job, event: RetryRequested) -> Outcome:
     return _told(job, event, State.QUEUED, cancelling=False, error=None, **counts, **waits), ()
 
 
-def _of_a_run(
-    job: Job,
-    event: Planned | Progressed | Recut | Computed | Published | Failed | Stopped | Preempted | LeaseLost | Died,
-) -> Outcome:
+def _of_a_run(job: Job, event: OfRun) -> Outcome:
     if event.epoch != job.epoch or job.state not in ACTIVE:
         if event.epoch <= job.epoch:
             return job, ()  # late, from an earlier run or one that has ended

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.codecs.block_cache import Box
 from pipeline.codecs.packed import PackedBlocks
 from pipeline.errors import ParameterError, counted
 from pipeline.formats import Reader
@@ -84,6 +85,7 @@ class Schedule:
         """`spans` (start, stop) along each axis, ascending: the regions are all combinations; `blocks`: samples of one
         block along each axis, `lengths`: of the image."""
         self._numbers = [{span: number for number, span in enumerate(each)} for each in spans]
+        self._spans, self._blocks = spans, blocks
         self._touching: list[tuple[list[int], list[int]]] = []  # by axis and block: the first span, and the last + 1
         for each, block, length in zip(spans, blocks, lengths, strict=True):
             starts, stops = np.transpose(each)
@@ -98,20 +100,40 @@ class Schedule:
 
     def uses(self, block: Sequence[int]) -> int:
         """How many regions touch the block."""
-        return math.prod(last[at] - first[at] for (first, last), at in zip(self._touching, block, strict=True))
+        return math.prod(last - first for first, last in self._ranges(block))
 
     def next_use(self, block: Sequence[int], after: Place) -> Place | None:
         """The place of the first region after that one which touches the block; `after` (): of all regions."""
+        boxes = self._further(block, after)
+        return tuple(first for first, _ in boxes[-1]) if boxes else None
+
+    def part(self, block: Sequence[int], after: Place) -> Box:
+        """The smallest box of the block's samples that holds those of all regions after that one; empty if none is."""
+        boxes = self._further(block, after)
+        if not boxes:
+            return (slice(0),) * len(block)
+        found = []
+        for axis, (spans, size, number) in enumerate(zip(self._spans, self._blocks, block, strict=True)):
+            first, last = min(box[axis][0] for box in boxes), max(box[axis][1] for box in boxes)
+            corner = number * size
+            found.append(slice(max(spans[first][0] - corner, 0), min(spans[last - 1][1] - corner, size)))
+        return tuple(found)
+
+    def _ranges(self, block: Sequence[int]) -> list[tuple[int, int]]:
+        return [(first[at], last[at]) for (first, last), at in zip(self._touching, block, strict=True)]
+
+    def _further(self, block: Sequence[int], after: Place) -> list[list[tuple[int, int]]]:
+        """Boxes of places (first, last + 1 along each axis) that make up the regions after that one which touch the
+        block, the last ones first."""
         after = after or (-1,) * len(block)
-        ranges = [(first[at], last[at]) for (first, last), at in zip(self._touching, block, strict=True)]
-        found = None
+        ranges, boxes = self._ranges(block), []
         for axis, (first, last) in enumerate(ranges):
             further = max(after[axis] + 1, first)
             if further < last:
-                found = (*after[:axis], further, *(start for start, _ in ranges[axis + 1 :]))
+                boxes.append([*((at, at + 1) for at in after[:axis]), (further, last), *ranges[axis + 1 :]])
             if not first <= after[axis] < last:
                 break
-        return found
+        return boxes
 
 
 @dataclass(frozen=True, kw_only=True)

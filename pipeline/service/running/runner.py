@@ -36,6 +36,7 @@ from pipeline.service.jobs import (
     Stopped,
 )
 from pipeline.service.roots import DataRoots
+from pipeline.service.running.caution import Backoff, ClockCheck
 from pipeline.service.running.cleanup import Cleanup
 from pipeline.service.running.job_process import JobProcesses, ProcessDied
 from pipeline.service.running.run import Run, StopRequested, UnderWay
@@ -48,8 +49,6 @@ _Told = TypeVar("_Told")
 # How often the queue is checked without being woken.
 POLL_S = 1.0
 PRUNE_S = 600.0
-# How far the clock may be from where the newest event puts it, and for how long one that is further off is doubted.
-CLOCK_OFF_S, DOUBT_S = 7 * 86_400.0, 86_400.0
 # Partial outputs of jobs cancelled so shortly before a kill may remain.
 LATELY_S = 600.0
 # Planning for an estimate may take so long.
@@ -60,8 +59,6 @@ ALONE_S = 30.0
 PATIENCE_S = 20.0
 # A run is not preempted sooner, so that each run makes progress.
 LEAST_RUN_S = 60.0
-# Pause in claiming after one failure that is not a job's fault, and after many in a row.
-FIRST_PAUSE_S, MOST_PAUSE_S = 1.0, 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,58 +70,6 @@ class Limits:
     memory_bytes: int = 512 << 20  # ring buffers of all jobs together
     planning_s: float = 600.0  # opening and planning a job
     keep_s: float = float("inf")  # records of finished jobs
-
-
-class Backoff:
-    """A pause in claiming after each failure that is not a job's fault, doubled until a job succeeds.
-
-    Otherwise all waiting jobs would use up their attempts while a disk is full or a server is down. Thread-safe.
-    """
-
-    def __init__(self) -> None:
-        self._failures = 0  # since a job succeeded
-        self._until = 0.0  # on the monotonic clock
-        self._lock = threading.Lock()
-
-    def failed(self) -> None:
-        with self._lock:
-            self._until = time.monotonic() + min(FIRST_PAUSE_S * 2 ** min(self._failures, 16), MOST_PAUSE_S)
-            self._failures += 1
-
-    def succeeded(self) -> None:
-        with self._lock:
-            self._failures, self._until = 0, 0.0
-
-    @property
-    def is_over(self) -> bool:
-        """Whether a job may be claimed."""
-        return time.monotonic() >= self._until
-
-
-class ClockCheck:
-    """Whether the wall clock can be believed enough to delete by it: it may be months off as a machine starts."""
-
-    def __init__(self, newest: float, tick: float) -> None:
-        """newest : when the newest event happened, by the wall clock of then
-        tick : the monotonic clock now
-        """
-        self._known = newest, tick
-        self._doubted_at: float | None = None
-
-    def is_believed(self, now: float, tick: float) -> bool:
-        """The wall clock is as expected, or has been otherwise for long enough: the machine may have been off."""
-        was, at = self._known
-        if abs(now - was - (tick - at)) > CLOCK_OFF_S:
-            if self._doubted_at is None:
-                self._doubted_at = tick
-                LOG.warning(
-                    "the clock is %.0f days from the newest event: no finished job is forgotten for %.0f hours",
-                    (now - was) / 86_400, DOUBT_S / 3600,
-                )  # fmt: skip
-            if tick - self._doubted_at < DOUBT_S:
-                return False
-        self._known, self._doubted_at = (now, tick), None
-        return True
 
 
 class Runner:
@@ -235,8 +180,7 @@ class Runner:
 
     def _stop_all(self) -> list[threading.Thread]:
         """Asks every run to stop; returns their threads."""
-        with self._lock:
-            runs = list(self._runs.values())
+        runs = self._all_runs()
         for run in runs:
             run.stopping.set()
         return [run.thread for run in runs if run.thread is not None]
@@ -248,21 +192,25 @@ class Runner:
 
     def _run_with(self, job: str) -> Run | None:
         """The newest run of a job, alone or together with others."""
+        runs = reversed(self._all_runs())
+        return next((run for run in runs if any(each.job.id == job for each in run.jobs)), None)
+
+    def _all_runs(self) -> list[Run]:
         with self._lock:
-            runs = list(self._runs.values())
-        return next((run for run in reversed(runs) if any(each.job.id == job for each in run.jobs)), None)
+            return list(self._runs.values())
 
     @property
     def running(self) -> int:
         """Runs; jobs that run together are one."""
-        with self._lock:
-            return len(self._runs)
+        return len(self._all_runs())
 
-    def _together(self) -> Counter[str]:
-        """By owner, how many jobs run together with another one that counts."""
-        with self._lock:
-            runs = list(self._runs.values())
-        return Counter(each.asked.owner for run in runs for each in run.company)
+    def _choice(self) -> dict[str, Any]:
+        """Which jobs may be claimed: arguments of the store's `claim` and `most_urgent`."""
+        return {
+            "owner_cap": self._limits.jobs_at_once_of_an_owner,
+            "but": self._slow_planners(),
+            "together": Counter(each.asked.owner for run in self._all_runs() for each in run.company),
+        }
 
     # The dispatcher
 
@@ -273,8 +221,7 @@ class Runner:
             try:
                 now, tick = time.time(), time.monotonic()
                 if tick - renewed > LEASE_S / 3:
-                    with self._lock:
-                        at_work = [each.job.id for run in self._runs.values() for each in run.jobs]
+                    at_work = [each.job.id for run in self._all_runs() for each in run.jobs]
                     self._store.renew(self.name, at_work, now=now, lease_s=LEASE_S)
                     renewed = tick
                     for job, epoch in self._store.lost(self.name, now=now, lease_s=LEASE_S, others_too=False):
@@ -337,31 +284,23 @@ class Runner:
 
     def _has_suspect(self) -> bool:
         """Whether a job has begun that its next death would fail: beside it, others would be blamed for that death."""
-        with self._lock:
-            runs = list(self._runs.values())
         return any(
             run.claimed.job.deaths == MOST_DEATHS - 1
             and not run.has_progressed
             and time.monotonic() - run.started < ALONE_S
-            for run in runs
+            for run in self._all_runs()
         )
 
     def _preempt(self, now: float) -> None:
         """If a job of an operator waits since all places are taken, has a less urgent job give up its place."""
         if not self._backoff.is_over or not self._has_workers():
             return
-        with self._lock:
-            runs = list(self._runs.values())
+        runs = self._all_runs()
         if self._places_taken() < self._limits.jobs_at_once or any(
             run.preempted.is_set() or run.stopping.is_set() for run in runs
         ):
             return
-        priority = self._store.most_urgent(
-            now=now,
-            owner_cap=self._limits.jobs_at_once_of_an_owner,
-            but=self._slow_planners(),
-            together=self._together(),
-        )
+        priority = self._store.most_urgent(now=now, **self._choice())
         if priority is None or priority <= 0:  # only operators may submit above 0
             return
         tick = time.monotonic()
@@ -379,14 +318,8 @@ class Runner:
 
     def _claim(self) -> bool:
         """Claims and starts a job; returns whether there may be another to claim."""
-        claimed = self._store.claim(
-            self.name, now=time.time(), lease_s=LEASE_S, owner_cap=self._limits.jobs_at_once_of_an_owner,
-            but=self._slow_planners(),
-            together=self._together(),
-        )  # fmt: skip
-        if claimed is None:
-            return False
-        return self._begin(self._run_of(claimed))
+        claimed = self._store.claim(self.name, now=time.time(), lease_s=LEASE_S, **self._choice())
+        return claimed is not None and self._begin(self._run_of(claimed))
 
     def estimate(self, stored: StoredJob) -> None:
         """Plans a waiting job, and stores what it will take. One at a time.
@@ -505,11 +438,9 @@ class Runner:
         return company
 
     def _claim_company(self, run: Run, wanted: Sequence[str]) -> Sequence[StoredJob]:
-        claimed = self._store.claim_company(
-            run.claimed.job.id, wanted, self.name, now=time.time(), lease_s=LEASE_S
-        )  # fmt: skip
-        run.company = tuple(claimed)
-        return claimed
+        job = run.claimed.job.id
+        run.company = tuple(self._store.claim_company(job, wanted, self.name, now=time.time(), lease_s=LEASE_S))
+        return run.company
 
     def _run_together(self, run: Run, company: Company) -> None:
         began, array_id = time.monotonic(), str(run.claimed.asked.array_id)

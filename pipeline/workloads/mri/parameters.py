@@ -37,6 +37,12 @@ def _number(text: str) -> float:
         return math.nan
 
 
+def _parts(value: Any) -> list[str]:
+    """Of a list, or of a text with commas."""
+    parts = value if isinstance(value, tuple | list) else str(value).split(",")
+    return [str(part).strip() for part in parts]
+
+
 class MriParameters(Parameters):
     """Pixels, cycles per field of view, hertz, microseconds."""
 
@@ -187,7 +193,7 @@ class MriParameters(Parameters):
     @field_validator("regularizer")
     @classmethod
     def _penalties(cls, value: str) -> str:
-        names = [part.strip() for part in value.split(",")]
+        names = _parts(value)
         if names == [NO_PENALTY]:
             return value
         for name in names:
@@ -200,7 +206,7 @@ class MriParameters(Parameters):
     @field_validator("strength")
     @classmethod
     def _strengths(cls, value: str) -> str:
-        parts = [part.strip() for part in value.split(",")]
+        parts = _parts(value)
         if parts != [AUTO]:
             for part in parts:
                 if not 0 < _number(part) < math.inf:
@@ -210,8 +216,7 @@ class MriParameters(Parameters):
     @field_validator("gradient_delay", mode="before")
     @classmethod
     def _delays(cls, value: Any) -> Any:
-        parts = value if isinstance(value, tuple | list) else str(value).split(",")
-        parts = [str(part).strip() for part in parts]
+        parts = _parts(value)
         if parts not in ([NO_PENALTY], [AUTO]):
             numbers = [_number(part) for part in parts]
             if len(parts) not in (2, 3) or not all(abs(number) <= MOST_DELAY for number in numbers):
@@ -221,8 +226,7 @@ class MriParameters(Parameters):
     @field_validator("window", mode="before")
     @classmethod
     def _limits(cls, value: Any) -> Any:
-        parts = value if isinstance(value, tuple | list) else str(value).split(",")
-        parts = [str(part).strip() for part in parts]
+        parts = _parts(value)
         if parts != [AUTO]:
             numbers = [_number(part) for part in parts]
             if len(numbers) != 2 or not -math.inf < numbers[0] < numbers[1] < math.inf:

@@ -82,11 +82,9 @@ def test_blocks_whose_uses_are_past_are_dropped_first() -> None:
     blocks.cache.expect(lambda key: 5, lambda key, after: (key[0],) if (key[0],) > after else None)
     for number in (10, 200, 201):
         assert blocks.get(number, at=(1,))
-    for place in range(100, 120):
-        blocks.cache.begin((place,))
-    assert blocks.get(202, at=(119,))
-    assert blocks.get(200, at=(119,))
-    assert blocks.get(201, at=(119,))
+    with blocks.cache.reading((119,)):
+        for number in (202, 200, 201):
+            assert blocks.get(number, at=(119,))
     assert set(blocks.decoded.values()) == {1}
 
 
@@ -102,6 +100,42 @@ def test_blocks_are_kept_until_their_last_use_and_no_longer() -> None:
     assert blocks.cache._held_bytes == 0
     assert blocks.get(2)
     assert blocks.decoded[2,] == 2
+
+
+def test_only_the_part_of_a_block_that_further_reads_use_is_kept_if_there_is_too_little_room() -> None:
+    """Ten reads, each of its own block and of the last tenth of the one before."""
+    tenth = slice(NBYTES - NBYTES // 10, NBYTES)
+    blocks, decoded = Blocks(kept=2), Counter[Key]()
+    bytes_of = np.random.default_rng(0).integers(0, 256, (10, NBYTES)).astype(np.uint8)
+
+    def read(number: int, box: slice, place: int) -> NDArray[Any]:
+        def decode(memory: NDArray[np.uint8]) -> NDArray[Any]:
+            decoded[number,] += 1
+            memory[:] = bytes_of[number]
+            return memory
+
+        with blocks.cache.reading((place,)):
+            found = blocks.cache.use(
+                (number,), NBYTES, decode, lambda each: each.copy(), (box,), at=(place,), wait=True
+            )
+        assert found is not None
+        np.testing.assert_array_equal(found, bytes_of[number, box])
+        return found
+
+    blocks.cache.expect(
+        lambda key: 3,
+        lambda key, after: next((place for place in ((key[0],), (20 - key[0],)) if place > after), None),
+        lambda key, after: (slice(0, NBYTES) if after < (key[0],) else tenth,),
+    )
+    for number in range(10):
+        read(number, slice(0, NBYTES), number)
+    assert blocks.cache._held_bytes <= 2 * NBYTES
+    for number in reversed(range(10)):
+        read(number, slice(NBYTES - 5, NBYTES), 20 - number)
+    assert set(decoded.values()) == {1}
+    assert len(decoded) == 10
+    read(3, slice(0, 5), 20)  # more than was kept
+    assert decoded[3,] == 2
 
 
 def test_memory_is_used_again_but_not_while_a_thread_looks_at_it() -> None:
@@ -170,8 +204,8 @@ def test_many_threads_see_the_right_bytes_in_memory_that_moves_between_blocks() 
     numbers = np.random.default_rng(0).integers(0, 12, 4000).tolist()
 
     def read(place: int) -> bool | None:
-        blocks.cache.begin((place,))
-        return blocks.get(numbers[place], at=(place,))
+        with blocks.cache.reading((place,)):
+            return blocks.get(numbers[place], at=(place,))
 
     with ThreadPoolExecutor(6) as threads:
         assert all(threads.map(read, range(len(numbers))))

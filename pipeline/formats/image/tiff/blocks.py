@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.codecs import silence_loggers
-from pipeline.codecs.block_cache import BlockCache
+from pipeline.codecs.block_cache import BlockCache, Box
 from pipeline.codecs.bounded import check_image
 from pipeline.codecs.parallel import items_at_once
 from pipeline.codecs.scratch import scratch
@@ -80,24 +81,31 @@ class DecodedBlocks:
             schedule, block = found(key)
             return schedule.next_use(block, after)
 
-        self._cache.expect(uses, next_use)
+        def part(key: Place, after: Place) -> Box:
+            schedule, block = found(key)
+            spans = dict(zip(header.axes, schedule.part(block, after), strict=True))
+            return spans["Y"], spans["X"], slice(0, self._pages[key[0]].block_samples)
+
+        self._cache.expect(uses, next_use, part)
         return next(iter(schedules.values()))
 
-    def begin(self, at: Place) -> None:
-        """A read of this place in the schedule begins."""
-        self._cache.begin(at)
+    def reading(self, at: Place) -> AbstractContextManager[None]:
+        """A read of this place in the schedule."""
+        return self._cache.reading(at)
 
     def use(
-        self, page: Page, place: Place, look: Callable[[NDArray[Any]], bool], at: Place, *, wait: bool
+        self, page: Page, place: Place, look: Callable[[NDArray[Any]], bool], at: Place, box: Box = (), *, wait: bool
     ) -> bool | None:
-        """What `look` returns for the samples (rows, columns, samples; read-only) of the block at `place`.
+        """What `look` returns for samples (rows, columns, samples; read-only) of the block at `place`.
 
-        at : the place of the read in the schedule
+        at  : the place of the read in the schedule
+        box : which samples; (): all
 
         None if another thread is decoding it and `wait` is False. InputError if it does not decode.
         """
         # tifffile decodes into memory of its own.
-        return self._cache.use((page.index, *place), 0, lambda _: self._decode(page, *place), look, at=at, wait=wait)
+        key = (page.index, *place)
+        return self._cache.use(key, 0, lambda _: self._decode(page, *place), look, box, at=at, wait=wait)
 
     def lacks(self, page: Page, place: Place) -> bool:
         """Whether the block at `place` has to be decoded."""

@@ -105,20 +105,19 @@ class TiffReader(ImageReader):
         pages = [self._stack.pages[plane] for plane in planes]
 
         at = self._schedule.place(region) if self._schedule else ()
-        self._blocks.begin(at)
-
         stacked = out.reshape(len(pages), *whole.shape)
-        left = self._left_together(pages, whole, stacked, at)
+        with self._blocks.reading(at):
+            left = self._left_together(pages, whole, stacked, at)
 
-        def read_page(number: int) -> None:
-            self._read_page(pages[number], whole, stacked[number], at, left.get(number))
+            def read_page(number: int) -> None:
+                self._read_page(pages[number], whole, stacked[number], at, left.get(number))
 
-        rest = [number for number in range(len(pages)) if left.get(number) != {}]
-        if pages[0].raw:
-            for number in rest:
-                read_page(number)
-        else:
-            for_each(read_page, rest, pages[0].block_bytes)
+            rest = [number for number in range(len(pages)) if left.get(number) != {}]
+            if pages[0].raw:
+                for number in rest:
+                    read_page(number)
+            else:
+                for_each(read_page, rest, pages[0].block_bytes)
 
     @cached_property
     def packs(self) -> bool:
@@ -246,11 +245,11 @@ class TiffReader(ImageReader):
             target[rows, columns] = stored
             return True
 
-        def look(decoded: NDArray[Any]) -> bool:
-            target[rows, columns] = decoded[within_rows, within_columns, channels]
+        def look(samples: NDArray[Any]) -> bool:
+            target[rows, columns] = samples
             return True
 
-        return self._blocks.use(page, place, look, at, wait=wait) is not None
+        return self._blocks.use(page, place, look, at, (within_rows, within_columns, channels), wait=wait) is not None
 
 
 def _blocks_of(page: Page, piece: _Piece) -> list[BlockPart]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import operator
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -16,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.codecs.block_cache import BlockCache
+from pipeline.codecs.block_cache import BlockCache, Box
 from pipeline.codecs.chunk_codec import RAW
 from pipeline.codecs.packed import NotPackedError, PackedBlocks, Packing
 from pipeline.codecs.parallel import for_each, items_at_once, split
@@ -107,11 +106,13 @@ class ZarrReader(ImageReader):
         require_fit(self.header, region, out)
         if out.size == 0:
             return
-        target = self._in_stored_order(out)
-        busy: list[_Piece] = []
         at = self._schedule.place(region) if self._schedule else ()
-        self._cache.begin(at)
-        missing, here = split(self._left_together(self._pieces(self._wanted(region)), target, at), self._lacks)
+        with self._cache.reading(at):
+            self._read(self._pieces(self._wanted(region)), self._in_stored_order(out), at)
+
+    def _read(self, pieces: list[_Piece], target: NDArray[Any], at: Place) -> None:
+        busy: list[_Piece] = []
+        missing, here = split(self._left_together(pieces, target, at), self._lacks)
 
         def copy(piece: _Piece) -> None:
             if not self._copy(piece, target, at, wait=False):
@@ -159,9 +160,18 @@ class ZarrReader(ImageReader):
     def expect(self, spans: Sequence[Sequence[tuple[int, int]]]) -> None:
         axes = [self._layout.stored.index(letter) for letter in self.header.axes]
         schedule = Schedule(spans, [self._chunk[axis] for axis in axes], self.header.shape)
-        in_order = operator.itemgetter(*axes)
+
+        def in_order(chunk: Place) -> Place:
+            return tuple(chunk[axis] for axis in axes)
+
+        def part(chunk: Place, after: Place) -> Box:
+            found = dict(zip(axes, schedule.part(in_order(chunk), after), strict=True))
+            return tuple(found.get(axis, slice(0, 1)) for axis in range(len(chunk)))
+
         self._cache.expect(
-            lambda chunk: schedule.uses(in_order(chunk)), lambda chunk, after: schedule.next_use(in_order(chunk), after)
+            lambda chunk: schedule.uses(in_order(chunk)),
+            lambda chunk, after: schedule.next_use(in_order(chunk), after),
+            part,
         )
         self._schedule = schedule
 
@@ -226,12 +236,12 @@ class ZarrReader(ImageReader):
                 self._read_raw(place, within, target[into])
                 return True
 
-            def look(chunk: NDArray[Any]) -> bool:
-                target[into] = chunk[within]
+            def look(samples: NDArray[Any]) -> bool:
+                target[into] = samples
                 return True
 
             return self._cache.use(
-                place, self._chunk_bytes, lambda memory: self._decode(place, memory), look, at=at, wait=wait
+                place, self._chunk_bytes, lambda memory: self._decode(place, memory), look, within, at=at, wait=wait
             ) is not None  # fmt: skip
         except Exception:
             with _translated(self.path, _undecoded(place)):

@@ -47,12 +47,6 @@ class StoredArray:
         """Chunks in a file along each axis."""
         return tuple(whole // part for whole, part in zip(self.file_shape, self.codec.shape, strict=True))
 
-    @cached_property
-    def file_limit(self) -> int:
-        """The most bytes of a file: a longer one is refused before it is read."""
-        chunks = int(np.prod(self.per_file, dtype=object))
-        return chunks * self.codec.limits[-1] + (self.index.limits[-1] if self.index else 0)
-
     def file_of(self, place: Place) -> Place:
         """The file of a chunk."""
         if self.index is None:

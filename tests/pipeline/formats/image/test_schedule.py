@@ -14,7 +14,7 @@ LENGTHS = (3, 37, 53)
 @pytest.mark.parametrize("extents", [(1, 11, 53), (2, 7, 13), (3, 37, 5)])
 @pytest.mark.parametrize("blocks", [(1, 8, 16), (2, 37, 3)])
 @pytest.mark.parametrize("halo", [0, 1, 9])
-def test_uses_and_the_next_one_are_those_of_the_regions_in_order(extents, blocks, halo):
+def test_uses_the_next_one_and_the_part_for_the_rest_are_those_of_the_regions_in_order(extents, blocks, halo):
     spans = [
         [(max(start - halo, 0), min(start + extent + halo, length)) for start in range(0, length, extent)]
         for length, extent in zip(LENGTHS, extents, strict=True)
@@ -37,7 +37,17 @@ def test_uses_and_the_next_one_are_those_of_the_regions_in_order(extents, blocks
         ]
         assert schedule.uses(block) == len(touching)
         for after in [(-1, -1, -1), *order]:
-            assert schedule.next_use(block, after) == next((place for place in touching if place > after), None)
+            further = [place for place in touching if place > after]
+            assert schedule.next_use(block, after) == next(iter(further), None)
+            boxes = [
+                [
+                    (max(a - n * size, 0), min(b - n * size, size))
+                    for (a, b), n, size in zip(each, block, blocks, strict=True)
+                ]
+                for each in ([spans[axis][at] for axis, at in enumerate(place)] for place in further)
+            ]
+            bounds = [(min(a for a, _ in each), max(b for _, b in each)) for each in zip(*boxes, strict=True)]
+            assert schedule.part(block, after) == tuple(slice(*each) for each in bounds or [(None, 0)] * 3)
 
 
 def test_a_region_that_is_not_of_the_plan_comes_before_all_others():

@@ -474,7 +474,7 @@ def test_a_job_that_is_planned_slowly_runs_once_there_is_a_place_again(tmp_path,
 def impatient(monkeypatch):
     """Steps after planning may stand still for half a second; failures are tried again at once."""
     monkeypatch.setattr("pipeline.service.running.run.IDLE_STEP_S", 0.5)
-    monkeypatch.setattr("pipeline.service.running.runner.FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr("pipeline.service.running.caution.FIRST_PAUSE_S", 0.01)
 
 
 def test_a_step_after_planning_that_hangs_is_tried_again_and_keeps_the_chunks(tmp_path, store, start, slow, impatient):

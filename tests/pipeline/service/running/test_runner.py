@@ -138,7 +138,7 @@ def expected(data):
 def test_a_disk_that_is_full_for_a_while_does_not_use_up_the_queue(service, streams, monkeypatch):
     """After each failure that was no job's fault the next claim comes later, until one succeeds."""
     monkeypatch.setattr(runner_module, "POLL_S", 0.01)
-    monkeypatch.setattr(runner_module, "FIRST_PAUSE_S", 0.05)
+    monkeypatch.setattr("pipeline.service.running.caution.FIRST_PAUSE_S", 0.05)
     claims, full_for = [], 2
 
     def before():
@@ -160,7 +160,7 @@ def test_a_disk_that_is_full_for_a_while_does_not_use_up_the_queue(service, stre
 )
 def test_too_little_memory_or_files_for_a_while_is_no_jobs_fault(service, streams, monkeypatch, error):
     monkeypatch.setattr(runner_module, "POLL_S", 0.01)
-    monkeypatch.setattr(runner_module, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr("pipeline.service.running.caution.FIRST_PAUSE_S", 0.01)
     errors = iter([error])
 
     def before():
@@ -635,7 +635,7 @@ def test_what_a_stopped_job_keeps_is_not_taken_for_that_of_one_cancelled_before(
 
 
 def test_what_a_failed_job_keeps_outlives_one_that_is_cancelled_as_it_waits(service, streams, data, monkeypatch):
-    monkeypatch.setattr(runner_module, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr("pipeline.service.running.caution.FIRST_PAUSE_S", 0.01)
 
     def fail(chunk):
         if chunk.index < 6:

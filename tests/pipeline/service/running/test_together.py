@@ -192,7 +192,7 @@ def test_a_file_that_changes_while_they_run_fails_alone(service):
     "error", [ClusterError("lost"), InputError("damaged"), LimitExceeded("too long"), ZeroDivisionError()]
 )
 def test_if_they_fail_together_each_runs_alone(service, error, monkeypatch):
-    monkeypatch.setattr("pipeline.service.running.runner.FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr("pipeline.service.running.caution.FIRST_PAUSE_S", 0.01)
     for number in range(3):
         service.image(number)
 

@@ -83,7 +83,7 @@ def test_less_memory_costs_only_the_blocks_that_are_read(tmp_path: Path, monkeyp
     (tmp_path / "a.gz").write_bytes(members(CONTENT))
     file = InflatedFile(PositionalFile(tmp_path / "a.gz"), len(CONTENT))
     file._cache._least_bytes = 10_007
-    file._cache._capacity_bytes = 20_014
+    file._cache._capacity_bytes = file._cache._useful_bytes = 20_014
     check(file, 0, len(CONTENT))
     blocks = len(seen)
     check(file, 500_000, 10)
