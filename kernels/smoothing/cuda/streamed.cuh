@@ -17,17 +17,17 @@ constexpr int BATCH = 8;
 template <int GROUP>
 __device__ inline int ring_slots(int delay) { return (delay + BATCH - 1) / BATCH * BATCH + GROUP; }
 
-template <typename Real>
-__device__ inline void load_batch(Real (&rows)[BATCH], const Real* column, long long position, const Axis& axis,
+template <typename Real, int COUNT>
+__device__ inline void load_batch(Real (&rows)[COUNT], const Real* column, long long position, const Axis& axis,
                                   Real fill) {
-    if (position >= 0 && position + BATCH <= axis.length) {
+    if (position >= 0 && position + COUNT <= axis.length) {
         const Real* from = column + position * axis.inner;
 #pragma unroll
-        for (int i = 0; i < BATCH; ++i, from += axis.inner) rows[i] = __ldg(from);
+        for (int i = 0; i < COUNT; ++i, from += axis.inner) rows[i] = __ldg(from);
         return;
     }
 #pragma unroll
-    for (int i = 0; i < BATCH; ++i) {
+    for (int i = 0; i < COUNT; ++i) {
         const long long from = border_index(position + i, axis.length, axis.mode);
         rows[i] = from < 0 ? fill : __ldg(column + from * axis.inner);
     }

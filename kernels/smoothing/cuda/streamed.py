@@ -34,7 +34,7 @@ MAX_BAND_ROWS = 1 << 30
 def applies(shape: tuple[int, ...], dtype: np.dtype[Any], windows: Sequence[Window]) -> bool:
     if dtype.name not in REALS or windows[0].half_weights is not None:
         return False
-    for window in windows:
+    for window in (window for window in windows if not window.is_long_box):
         inner = math.prod(shape[window.axis + 1 :])
         if inner < MIN_COLUMNS and (window.taps - 1) * inner * dtype.itemsize > ROW_HALO_BYTES:
             return False

@@ -1,0 +1,111 @@
+"""Boxes over floats of more than 255 samples, one axis per pass, kernels of runs.cuh, and their launch."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+from kernels.runtime.launch import (
+    blocks_of,
+    kernel,
+    multiprocessors,
+    shared_bytes_a_block,
+    shared_bytes_a_multiprocessor,
+)
+from kernels.smoothing.borders import MODES
+from kernels.smoothing.cuda import streamed
+from kernels.smoothing.cuda.block_partition import up_to
+from kernels.smoothing.window import RUN, Window
+
+C_SCALARS = {
+    "uint32": ctypes.c_uint32,
+    "uint64": ctypes.c_uint64,
+    "float32": ctypes.c_float,
+    "float64": ctypes.c_double,
+}
+SUM_TYPES = {"uint32": "unsigned", "uint64": "unsigned long long", "float32": "float", "float64": "double"}
+KERNELS = ("box_run_totals<{}>", "box_runs<{}>", "box_run_rows<{}, false>", "box_run_rows<{}, true>")
+ENTRIES = tuple(entry.format(real) for real in streamed.REALS.values() for entry in KERNELS)
+THREADS, ROW_THREADS = 256, 512
+MAX_BLOCKS = 1 << 30  # box_double loops if there is more to do
+MOST_CHANNELS = 8  # of box_run_rows
+RUN_WORDS = 2 * RUN + 3  # that it keeps of a run: heads, tails, and sums of runs
+RESERVED_BYTES = 1024  # of shared memory, by the driver, for each block
+THREADS_A_MULTIPROCESSOR = 2048
+MOST_HEIGHT = 8  # runs of a band
+
+
+class Runs(ctypes.Structure):
+    """struct Runs of runs.cuh."""
+
+    _fields_ = tuple((name, ctypes.c_int) for name in ("lead", "steps", "rest", "count", "bands", "height", "outputs"))
+
+
+def launch(axis: Any, window: Window, source: Any, target: Any, fill: Any, scale: Any, stream: Any) -> None:
+    """One axis's pass. `axis` is struct Axis of smoothing.cu; fill and scale are ctypes values of the arrays' type."""
+    real = streamed.REALS[source.dtype.name]
+    runs = Runs(lead=window.lead, steps=(axis.taps - 1) // RUN, rest=(axis.taps - 1) % RUN)
+    runs.count = (runs.lead + axis.out_length + axis.taps - 2) // RUN + 1
+    runs.outputs = _row_outputs(axis, source.dtype.itemsize)
+    if runs.outputs:
+        count = (RUN - 1 + runs.outputs + axis.taps - 2) // RUN + 1
+        shared = count * axis.inner * RUN_WORDS * source.dtype.itemsize
+        blocks = axis.outer * -(-axis.out_length // runs.outputs)
+        kernel("smoothing", f"box_run_rows<{real}, {str(axis.inner == 1).lower()}>").launch(
+            (blocks,), (ROW_THREADS,), (source, target, axis, runs, fill, scale), shared_bytes=shared, stream=stream
+        )
+        return
+    totals = type(source)((axis.outer, runs.count, axis.inner), source.dtype)
+    kernel("smoothing", f"box_run_totals<{real}>").launch(
+        (blocks_of(totals.size, THREADS),), (THREADS,), (source, totals, axis, runs, fill), stream=stream
+    )
+    whole = _sums_of(totals, runs.steps - 1, axis, stream)
+    heights = -(-(runs.lead + axis.out_length) // RUN)
+    columns = axis.outer * axis.inner
+    runs.height = min(max(heights * columns // (THREADS_A_MULTIPROCESSOR * multiprocessors()), 1), MOST_HEIGHT)
+    runs.bands = -(-heights // runs.height)
+    kernel("smoothing", f"box_runs<{real}>").launch(
+        (blocks_of(columns * runs.bands, THREADS),), (THREADS,),
+        (source, totals, whole, target, axis, runs, ctypes.c_longlong(whole.shape[1]), fill, scale), stream=stream,
+    )  # fmt: skip
+
+
+def doubled(samples: Any, taps: int, inner: int, stream: Any) -> Any:
+    """Sums of `taps` samples, each `inner` after the one before, by doubling in device memory; those that reach past a
+    line's end are not used."""
+    sums, done, real = samples, 1, SUM_TYPES[samples.dtype.name]
+    for bit in f"{taps:b}"[1:]:
+        source, sums = sums, type(samples)(samples.shape, samples.dtype)
+        total, reach = ctypes.c_longlong(samples.size), ctypes.c_longlong(done * inner)
+        kernel("smoothing", f"box_double<{real}>").launch(
+            (min(blocks_of(samples.size, THREADS), MAX_BLOCKS),), (THREADS,),
+            (source, samples, sums, total, reach, ctypes.c_int(bit == "1")), stream=stream,
+        )  # fmt: skip
+        done = 2 * done + (bit == "1")
+    return sums
+
+
+def _sums_of(totals: Any, taps: int, axis: Any, stream: Any) -> Any:
+    """The sums of `taps` neighbours along the second axis; rows past the last are not used."""
+    outer, count, inner = totals.shape
+    window = Window(axis=1, before=0, after=taps - 1, mode="valid")
+    if window.is_long_box or not streamed.applies(totals.shape, totals.dtype, [window]):
+        return doubled(totals, taps, inner, stream)
+    sums = type(totals)((outer, count - taps + 1, inner), totals.dtype)
+    along = type(axis)(
+        outer=outer, length=count, inner=inner, out_length=sums.shape[1], before=0, taps=taps, mode=MODES.index("valid")
+    )
+    zero, one = (C_SCALARS[totals.dtype.name](value) for value in (0, 1))
+    streamed.launch(along, totals, sums, zero, one, stream)
+    return sums
+
+
+def _row_outputs(axis: Any, itemsize: int) -> int:
+    """Results of a line that a block of box_run_rows computes; 0 if too few fit shared memory."""
+    if axis.inner > MOST_CHANNELS:
+        return 0
+    for most in (shared_bytes_a_multiprocessor() // 2 - RESERVED_BYTES, shared_bytes_a_block()):
+        room = most // (axis.inner * RUN_WORDS * itemsize) * RUN - 2 * RUN - axis.taps
+        if 2 * room >= min(axis.taps, 2 * axis.out_length):
+            return up_to(blocks_of(axis.out_length, blocks_of(axis.out_length, room)), RUN)
+    return 0
