@@ -4,28 +4,25 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from kernels.runtime.compiled import compiled
 from kernels.smoothing.cpu.floats import doublings, enter, sum_across, sum_down
 from kernels.smoothing.cpu.rows import Axis, Tile, add, beyond, convert, load, pair_sum, store, whole_blocks
-from kernels.smoothing.window import RUN as RUN_SAMPLES
-
-RUN = np.int64(RUN_SAMPLES)
+from kernels.smoothing.window import RUN
 
 
 def run_steps(taps: int) -> Any:
     """`doublings` of the whole runs that every window has."""
-    return doublings((taps - 1) // RUN_SAMPLES - 1)
+    return doublings((taps - 1) // RUN - 1)
 
 
 def run_box_scratch_rows(rows: Axis) -> int:
-    """Along a row: two pitches each for the samples and heads, tails, totals, and two for the sums of totals. Down the
-    rows: what `sum_down` takes, its last result but one, the tail, and the heads of all rows from a window's first on."""
+    """Along a row: three that `sum_across` takes, sums of totals, and two each, as runs at both ends are whole, of
+    samples, heads, tails and results. Down the rows: those that `sum_down` takes, its last result but one, the tail, and
+    all heads from a window's first to the latest."""
     if rows.taps == 1:
-        return 10
+        return 12
     totals = 3 + sum(int(taps) + 2 for taps in run_steps(rows.taps)[:, 0])
-    return totals + 2 + rows.taps + 2 * RUN_SAMPLES
+    return totals + 2 + rows.taps + 2 * RUN
 
 
 @compiled
@@ -58,16 +55,16 @@ def run_box_tile(
             continue
         for y in range(tile.y0, tile.y1):
             lead = (tile.x0 + columns.first + offset) % RUN
-            samples = 8 * pitch
-            enter(image, border, scratch, samples + lead * channels, rows, columns, channels, tile, outside, plane, y)
+            row = 4 * pitch
+            enter(image, border, scratch, row + lead * channels, rows, columns, channels, tile, outside, plane, y)
             at = ((plane * rows.out_length + y) * columns.out_length + tile.x0) * channels
-            _across(scratch, samples, pitch, columns.taps, channels, lead, tile.x1 - tile.x0, steps, factor, out, at)
+            _across(scratch, row, pitch, columns.taps, channels, lead, tile.x1 - tile.x0, steps, factor, out, at)
 
 
 @compiled
 def _across(
     scratch: Any,
-    head: int,
+    row: int,
     pitch: int,
     taps: int,
     channels: int,
@@ -78,30 +75,55 @@ def _across(
     out: Any,
     at: int,
 ) -> None:
-    """One row: the samples are at `head`, where the heads replace them."""
+    """One row."""
     runs = (lead + count + taps - 2) // RUN + 1
-    tail, size = 6 * pitch, RUN * channels
+    longer, heads, tails, whole = 3 * pitch, row + 2 * pitch, row + 4 * pitch, row + 6 * pitch
+    _scan(scratch, row, 0, channels, tails, runs, channels)
+    _scan(scratch, row, (RUN - 1) * channels, -channels, heads, runs, channels)
     for run in range(runs):
         for c in range(channels):
-            first = head + run * size + c
-            total = scratch[first]
-            scratch[tail + run * size + c] = total
-            for j in range(channels, size, channels):
-                total = total + scratch[first + j]
-                scratch[tail + run * size + c + j] = total
-            scratch[run * channels + c] = total
-            rest = scratch[first + size - channels]
-            for j in range(size - 2 * channels, -1, -channels):
-                rest = rest + scratch[first + j]
-                scratch[first + j] = rest
-    whole = sum_across(scratch, 0, steps, channels, runs * channels, 2 * pitch)
-    shift, further = (taps - 1) * channels, (taps - 1) // RUN * channels
-    for place in range(lead * channels, (lead + count) * channels):
-        c, run = place % channels, place // size
-        sums = scratch[whole + (run + 1) * channels + c]
-        if place // channels % RUN + (taps - 1) % RUN >= RUN:
-            sums = sums + scratch[run * channels + further + c]
-        out[at + place - lead * channels] = (scratch[head + place] + scratch[tail + place + shift] + sums) * factor
+            scratch[run * channels + c] = scratch[tails + (run * RUN + RUN - 1) * channels + c]
+    sums = sum_across(scratch, 0, steps, channels, runs * channels, pitch) + channels
+    pair_sum(scratch, sums, (taps - 1) // RUN * channels, longer, whole_blocks(runs * channels))
+    _spread(scratch, sums, longer, RUN - (taps - 1) % RUN, whole, (lead + count - 1) // RUN + 1, channels)
+    first = lead * channels
+    tail = tails + first + (taps - 1) * channels
+    _finish(scratch, heads + first, tail, whole + first, factor, out, at, count * channels)
+
+
+@compiled
+def _scan(array: Any, source: int, first: int, step: int, at: int, runs: int, channels: int) -> None:
+    """The sums of every run's samples from its `first` on; the next is `step` after it. Four runs at a time, since each
+    sum waits for the one before."""
+    size = RUN * channels
+    for run in range(0, runs, 4):
+        for c in range(channels):
+            place = run * size + first + c
+            a, b = load(array, source + place), load(array, source + place + size)
+            d, e = load(array, source + place + 2 * size), load(array, source + place + 3 * size)
+            for j in range(RUN):
+                store(array, at + place, a)
+                store(array, at + place + size, b)
+                store(array, at + place + 2 * size, d)
+                store(array, at + place + 3 * size, e)
+                if j < RUN - 1:
+                    place += step
+                    a = a + load(array, source + place)
+                    b = b + load(array, source + place + size)
+                    d = d + load(array, source + place + 2 * size)
+                    e = e + load(array, source + place + 3 * size)
+
+
+@compiled
+def _spread(array: Any, sums: int, longer: int, fewest: int, at: int, runs: int, channels: int) -> None:
+    """The whole runs' sums of every result: the first `fewest` of each run have fewer."""
+    for run in range(runs):
+        for c in range(channels):
+            few, more = load(array, sums + run * channels + c), load(array, longer + run * channels + c)
+            for j in range(RUN):
+                store(array, at + (run * RUN + j) * channels + c, few)
+            for j in range(fewest, RUN):
+                store(array, at + (run * RUN + j) * channels + c, more)
 
 
 @compiled

@@ -53,7 +53,7 @@ def _box(step: passes.Pass, sums: str, stream: Any) -> None:
     samples = cupy.empty(axis.outer * (axis.out_length + axis.taps - 1) * axis.inner, sums)
     entry = f"box_extend<{passes.type_name(step.source.dtype)}, {name}>"
     _launch(entry, samples.size, (step.source, samples, axis, passes.C_SCALARS[sums](step.fill)), stream)
-    widened = runs.doubled(samples, axis.taps, axis.inner, stream)
+    widened = runs.doubled(samples, axis.taps, axis.inner, name, stream)
     entry = f"box_finish<{name}, {passes.type_name(step.target.dtype)}>"
     _launch(entry, step.target.size, (widened, step.target, axis, passes.divisor(step, sums)), stream)
 

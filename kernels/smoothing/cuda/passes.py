@@ -15,7 +15,6 @@ from kernels.runtime.launch import kernel
 from kernels.smoothing.axis_rounding import NO_ROUNDING, AxisRounding, axis_roundings, filtered_constant
 from kernels.smoothing.borders import MODES
 from kernels.smoothing.cuda import runs, streamed
-from kernels.smoothing.cuda.runs import C_SCALARS, SUM_TYPES
 from kernels.smoothing.window import Window
 
 THREADS = 256
@@ -31,6 +30,13 @@ _C_TYPES = {
     "float32": "float",
     "float64": "double",
 }
+C_SCALARS = {
+    "uint32": ctypes.c_uint32,
+    "uint64": ctypes.c_uint64,
+    "float32": ctypes.c_float,
+    "float64": ctypes.c_double,
+}
+SUM_TYPES = {"uint32": "unsigned", "uint64": "unsigned long long", "float32": "float", "float64": "double"}
 
 
 class Axis(ctypes.Structure):

@@ -17,13 +17,6 @@ from kernels.smoothing.cuda import streamed
 from kernels.smoothing.cuda.block_partition import up_to
 from kernels.smoothing.window import RUN, Window
 
-C_SCALARS = {
-    "uint32": ctypes.c_uint32,
-    "uint64": ctypes.c_uint64,
-    "float32": ctypes.c_float,
-    "float64": ctypes.c_double,
-}
-SUM_TYPES = {"uint32": "unsigned", "uint64": "unsigned long long", "float32": "float", "float64": "double"}
 KERNELS = ("box_run_totals<{}>", "box_runs<{}>", "box_run_rows<{}, false>", "box_run_rows<{}, true>")
 ENTRIES = tuple(entry.format(real) for real in streamed.REALS.values() for entry in KERNELS)
 THREADS, ROW_THREADS = 256, 512
@@ -59,7 +52,7 @@ def launch(axis: Any, window: Window, source: Any, target: Any, fill: Any, scale
     kernel("smoothing", f"box_run_totals<{real}>").launch(
         (blocks_of(totals.size, THREADS),), (THREADS,), (source, totals, axis, runs, fill), stream=stream
     )
-    whole = _sums_of(totals, runs.steps - 1, axis, stream)
+    whole = _sums_of(totals, runs.steps - 1, axis, type(fill), stream)
     heights = -(-(runs.lead + axis.out_length) // RUN)
     columns = axis.outer * axis.inner
     runs.height = min(max(heights * columns // (THREADS_A_MULTIPROCESSOR * multiprocessors()), 1), MOST_HEIGHT)
@@ -70,14 +63,14 @@ def launch(axis: Any, window: Window, source: Any, target: Any, fill: Any, scale
     )  # fmt: skip
 
 
-def doubled(samples: Any, taps: int, inner: int, stream: Any) -> Any:
+def doubled(samples: Any, taps: int, inner: int, c_type: str, stream: Any) -> Any:
     """Sums of `taps` samples, each `inner` after the one before, by doubling in device memory; those that reach past a
     line's end are not used."""
-    sums, done, real = samples, 1, SUM_TYPES[samples.dtype.name]
+    sums, done = samples, 1
     for bit in f"{taps:b}"[1:]:
         source, sums = sums, type(samples)(samples.shape, samples.dtype)
         total, reach = ctypes.c_longlong(samples.size), ctypes.c_longlong(done * inner)
-        kernel("smoothing", f"box_double<{real}>").launch(
+        kernel("smoothing", f"box_double<{c_type}>").launch(
             (min(blocks_of(samples.size, THREADS), MAX_BLOCKS),), (THREADS,),
             (source, samples, sums, total, reach, ctypes.c_int(bit == "1")), stream=stream,
         )  # fmt: skip
@@ -85,18 +78,17 @@ def doubled(samples: Any, taps: int, inner: int, stream: Any) -> Any:
     return sums
 
 
-def _sums_of(totals: Any, taps: int, axis: Any, stream: Any) -> Any:
+def _sums_of(totals: Any, taps: int, axis: Any, scalar: Any, stream: Any) -> Any:
     """The sums of `taps` neighbours along the second axis; rows past the last are not used."""
     outer, count, inner = totals.shape
     window = Window(axis=1, before=0, after=taps - 1, mode="valid")
     if window.is_long_box or not streamed.applies(totals.shape, totals.dtype, [window]):
-        return doubled(totals, taps, inner, stream)
+        return doubled(totals, taps, inner, streamed.REALS[totals.dtype.name], stream)
     sums = type(totals)((outer, count - taps + 1, inner), totals.dtype)
     along = type(axis)(
         outer=outer, length=count, inner=inner, out_length=sums.shape[1], before=0, taps=taps, mode=MODES.index("valid")
     )
-    zero, one = (C_SCALARS[totals.dtype.name](value) for value in (0, 1))
-    streamed.launch(along, totals, sums, zero, one, stream)
+    streamed.launch(along, totals, sums, scalar(0), scalar(1), stream)
     return sums
 
 
