@@ -17,8 +17,8 @@ def run_steps(taps: int) -> Any:
 
 def run_box_scratch_rows(rows: Axis) -> int:
     """Along a row: three that `sum_across` takes, sums of totals, and two each, as runs at both ends are whole, of
-    samples, heads, tails and results. Down the rows: those that `sum_down` takes, its last result but one, the tail, and
-    all heads from a window's first to the latest."""
+    samples, heads, tails and results. Down the rows: those that `sum_down` takes, its last result but one, the tail,
+    and all heads from a window's first to the latest."""
     if rows.taps == 1:
         return 12
     totals = 3 + sum(int(taps) + 2 for taps in run_steps(rows.taps)[:, 0])

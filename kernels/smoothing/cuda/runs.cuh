@@ -16,6 +16,17 @@
 // come from L2 where it holds a window's height.
 constexpr int RUN = 16;
 
+// Two neighbouring columns, where rows have an even number of them: more bytes in flight.
+struct __align__(8) Pair {
+    float a, b;
+};
+__device__ inline Pair operator+(Pair x, Pair y) { return {x.a + y.a, x.b + y.b}; }
+__device__ inline Pair operator*(Pair x, Pair y) { return {x.a * y.a, x.b * y.b}; }
+__device__ inline Pair __ldg(const Pair* from) {
+    const float2 x = __ldg(reinterpret_cast<const float2*>(from));
+    return {x.x, x.y};
+}
+
 struct Runs {
     int lead;            // samples of the first run before the first window
     int steps, rest;     // taps - 1 = 16 * steps + rest
@@ -55,7 +66,7 @@ box_runs(const Real* __restrict__ in, const Real* __restrict__ totals, const Rea
     const Real* line = in + outer * axis.length * axis.inner + column;
     const int first_run = static_cast<int>(row % runs.bands) * runs.height;
     const int end_run = min(first_run + runs.height, static_cast<int>((runs.lead + axis.out_length + RUN - 1) / RUN));
-    Real tail = 0;
+    Real tail{};
     for (int j = 0; j < runs.rest; ++j) {
         const long long from = border_index(origin(axis, runs) + (first_run + runs.steps) * static_cast<long long>(RUN) + j, axis.length, axis.mode);
         const Real x = from < 0 ? fill : __ldg(line + from * axis.inner);
@@ -84,20 +95,22 @@ box_runs(const Real* __restrict__ in, const Real* __restrict__ totals, const Rea
 // box_run_rows: a block loads the samples of `outputs` results of a line, sums every run forwards and backwards, then adds the
 // three parts of each result:
 //   copy samples -> barrier -> heads, tails, totals of runs -> barrier -> whole: a barrier a level -> results
-// In shared memory sample j of a run lies at (j + turn) % 16, so that neither threads of neighbouring runs nor those of
-// neighbouring samples meet in a bank; a block's threads are 32 runs, which leaves a thread's turn and its j as they are.
+// In shared memory, where each channel has a plane, sample j of a run lies at (j + turn) % 16, so that neither threads of
+// neighbouring runs nor those of neighbouring samples meet in a bank. The turn is the same 32 runs further on, which is the
+// step of a block's threads: so they only add to their addresses.
 constexpr int RUN_THREADS = 512;
+static_assert(RUN_THREADS == 32 * RUN, "a step leaves the turn and the place in a run as they are");
 
 template <typename Real>
-__device__ inline int run_place(int run, int j) {
+__device__ inline unsigned run_place(unsigned run, unsigned j) {
     return run * RUN + (j + (run >> (sizeof(Real) == 4))) % RUN;
 }
 
-template <typename Real, bool GRAY>
+template <typename Real>
 __global__ void __launch_bounds__(RUN_THREADS, 2)
 box_run_rows(const Real* __restrict__ in, Real* __restrict__ out, Axis axis, Runs runs, Real fill, Real scale) {
     extern __shared__ __align__(16) unsigned char shared[];
-    const unsigned inner = GRAY ? 1 : static_cast<unsigned>(axis.inner), thread = threadIdx.x;
+    const unsigned inner = static_cast<unsigned>(axis.inner), thread = threadIdx.x;
     const long long tiles = (axis.out_length + runs.outputs - 1) / runs.outputs;
     const long long line = blockIdx.x / tiles, begin = blockIdx.x % tiles * runs.outputs;
     const unsigned wanted = static_cast<unsigned>(min(static_cast<long long>(runs.outputs), axis.out_length - begin));
@@ -106,15 +119,21 @@ box_run_rows(const Real* __restrict__ in, Real* __restrict__ out, Axis axis, Run
     Real* heads = tails + all * RUN;
     Real* totals = heads + all * RUN;
     const Real* source = in + line * axis.length * inner;
-    const long long first = origin(axis, runs) + begin;
-    const bool is_inside = first >= 0 && first + count * RUN <= axis.length;
-#pragma unroll 8
-    for (unsigned i = thread; i < all * RUN; i += RUN_THREADS) {
-        const unsigned pixel = i / inner, channel = i % inner;
-        Real* to = tails + run_place<Real>(pixel / RUN * inner + channel, pixel % RUN);
-        const long long from = is_inside ? first + pixel : border_index(first + pixel, axis.length, axis.mode);
-        if (from < 0) *to = fill;
-        else copy_word(to, source + from * inner + channel);
+    // The samples, of which those of low to high are in the image.
+    const long long first = origin(axis, runs) + begin, samples = count * RUN;
+    const unsigned low = static_cast<unsigned>(min(max(-first, 0LL), samples));
+    const unsigned high = static_cast<unsigned>(max(min(axis.length - first, samples), static_cast<long long>(low)));
+    for (unsigned channel = 0; channel < inner; ++channel) {
+        const Real* from = source + (first + thread) * inner + channel;
+        Real* to = tails + run_place<Real>(channel * count + thread / RUN, thread % RUN);
+#pragma unroll 4
+        for (unsigned i = thread; i < samples; i += RUN_THREADS, from += RUN_THREADS * inner, to += RUN_THREADS)
+            if (i >= low && i < high) copy_word(to, from);
+        for (unsigned i = thread; i < low + samples - high; i += RUN_THREADS) {
+            const unsigned at = i < low ? i : i - low + high;
+            const long long inside = border_index(first + at, axis.length, axis.mode);
+            tails[run_place<Real>(channel * count + at / RUN, at % RUN)] = inside < 0 ? fill : __ldg(source + inside * inner + channel);
+        }
     }
     wait_for_copies();
     __syncthreads();
@@ -132,9 +151,10 @@ box_run_rows(const Real* __restrict__ in, Real* __restrict__ out, Axis axis, Run
         for (int j = RUN - 2; j >= 0; --j) heads[run_place<Real>(run, j)] = sum = sum + x[j];
     }
     __syncthreads();
-    const Real* whole = totals;  // sums of more and more runs, by turns in two arrays; those past a line's end are not used
+    // Sums of more and more runs, by turns in two arrays; those past a line's end are not used.
+    const Real* whole = totals;
     for (int bit = 30 - __clz(runs.steps - 1); bit >= 0; --bit) {
-        const unsigned reach = ((runs.steps - 1) >> (bit + 1)) * inner;
+        const unsigned reach = (runs.steps - 1) >> (bit + 1);
         Real* next = totals + (whole == totals + all ? 2 * all : all);
         for (unsigned i = thread; i < all; i += RUN_THREADS) {
             Real sum = whole[i] + whole[min(i + reach, all - 1)];
@@ -144,13 +164,17 @@ box_run_rows(const Real* __restrict__ in, Real* __restrict__ out, Axis axis, Run
         __syncthreads();
         whole = next;
     }
-    Real* target = out + (line * axis.out_length + begin) * inner;
+    const unsigned place = runs.lead + thread, last = place + axis.taps - 1;
+    const bool longer = place % RUN + runs.rest >= RUN;
+    for (unsigned channel = 0; channel < inner; ++channel) {
+        const unsigned run = channel * count + place / RUN;
+        const Real *head = heads + run_place<Real>(run, place % RUN), *sums = whole + run + 1, *further = totals + run + runs.steps;
+        const Real* tail = tails + run_place<Real>(channel * count + last / RUN, last % RUN);
+        Real* target = out + (line * axis.out_length + begin + thread) * inner + channel;
 #pragma unroll 4
-    for (unsigned i = thread; i < wanted * inner; i += RUN_THREADS) {
-        const unsigned channel = i % inner, place = runs.lead + i / inner, last = place + axis.taps - 1;
-        const unsigned run = place / RUN * inner + channel;
-        Real sums = whole[run + inner];
-        if (place % RUN + runs.rest >= RUN) sums = sums + totals[run + runs.steps * inner];
-        target[i] = (heads[run_place<Real>(run, place % RUN)] + tails[run_place<Real>(last / RUN * inner + channel, last % RUN)] + sums) * scale;
+        for (unsigned i = thread; i < wanted; i += RUN_THREADS, target += RUN_THREADS * inner) {
+            *target = (*head + *tail + (longer ? *sums + *further : *sums)) * scale;
+            head += RUN_THREADS, tail += RUN_THREADS, sums += RUN_THREADS / RUN, further += RUN_THREADS / RUN;
+        }
     }
 }

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
+import numpy as np
+
 from kernels.runtime.launch import (
     blocks_of,
     kernel,
@@ -17,8 +19,12 @@ from kernels.smoothing.cuda import streamed
 from kernels.smoothing.cuda.block_partition import up_to
 from kernels.smoothing.window import RUN, Window
 
-KERNELS = ("box_run_totals<{}>", "box_runs<{}>", "box_run_rows<{}, false>", "box_run_rows<{}, true>")
-ENTRIES = tuple(entry.format(real) for real in streamed.REALS.values() for entry in KERNELS)
+ENTRIES = (
+    *(f"{kernel}<{real}>" for kernel in ("box_run_totals", "box_runs") for real in ("float", "double", "Pair")),
+    *(f"box_run_rows<{real}>" for real in ("float", "double")),
+)
+SCALARS = {"float32": ctypes.c_float, "float64": ctypes.c_double}
+PAIR_BYTES = 8
 THREADS, ROW_THREADS = 256, 512
 MAX_BLOCKS = 1 << 30  # box_double loops if there is more to do
 MOST_CHANNELS = 8  # of box_run_rows
@@ -26,6 +32,12 @@ RUN_WORDS = 2 * RUN + 3  # that it keeps of a run: heads, tails, and sums of run
 RESERVED_BYTES = 1024  # of shared memory, by the driver, for each block
 THREADS_A_MULTIPROCESSOR = 2048
 MOST_HEIGHT = 8  # runs of a band
+
+
+class Pair(ctypes.Structure):
+    """struct Pair of runs.cuh."""
+
+    _fields_ = (("a", ctypes.c_float), ("b", ctypes.c_float))
 
 
 class Runs(ctypes.Structure):
@@ -44,22 +56,27 @@ def launch(axis: Any, window: Window, source: Any, target: Any, fill: Any, scale
         count = (RUN - 1 + runs.outputs + axis.taps - 2) // RUN + 1
         shared = count * axis.inner * RUN_WORDS * source.dtype.itemsize
         blocks = axis.outer * -(-axis.out_length // runs.outputs)
-        kernel("smoothing", f"box_run_rows<{real}, {str(axis.inner == 1).lower()}>").launch(
+        kernel("smoothing", f"box_run_rows<{real}>").launch(
             (blocks,), (ROW_THREADS,), (source, target, axis, runs, fill, scale), shared_bytes=shared, stream=stream
         )
         return
     totals = type(source)((axis.outer, runs.count, axis.inner), source.dtype)
+    columns = axis
+    if source.dtype == np.float32 and axis.inner % 2 == 0 and (source.data.ptr | target.data.ptr) % PAIR_BYTES == 0:
+        real, fill, scale = "Pair", Pair(fill, fill), Pair(scale, scale)
+        columns = type(axis)(*(getattr(axis, name) for name, _ in axis._fields_))
+        columns.inner //= 2
+    threads = columns.outer * columns.inner  # of a row of runs
     kernel("smoothing", f"box_run_totals<{real}>").launch(
-        (blocks_of(totals.size, THREADS),), (THREADS,), (source, totals, axis, runs, fill), stream=stream
+        (blocks_of(threads * runs.count, THREADS),), (THREADS,), (source, totals, columns, runs, fill), stream=stream
     )
-    whole = _sums_of(totals, runs.steps - 1, axis, type(fill), stream)
+    whole = _sums_of(totals, runs.steps - 1, axis, stream)
     heights = -(-(runs.lead + axis.out_length) // RUN)
-    columns = axis.outer * axis.inner
-    runs.height = min(max(heights * columns // (THREADS_A_MULTIPROCESSOR * multiprocessors()), 1), MOST_HEIGHT)
+    runs.height = min(max(heights * threads // (THREADS_A_MULTIPROCESSOR * multiprocessors()), 1), MOST_HEIGHT)
     runs.bands = -(-heights // runs.height)
     kernel("smoothing", f"box_runs<{real}>").launch(
-        (blocks_of(columns * runs.bands, THREADS),), (THREADS,),
-        (source, totals, whole, target, axis, runs, ctypes.c_longlong(whole.shape[1]), fill, scale), stream=stream,
+        (blocks_of(threads * runs.bands, THREADS),), (THREADS,),
+        (source, totals, whole, target, columns, runs, ctypes.c_longlong(whole.shape[1]), fill, scale), stream=stream,
     )  # fmt: skip
 
 
@@ -78,7 +95,7 @@ def doubled(samples: Any, taps: int, inner: int, c_type: str, stream: Any) -> An
     return sums
 
 
-def _sums_of(totals: Any, taps: int, axis: Any, scalar: Any, stream: Any) -> Any:
+def _sums_of(totals: Any, taps: int, axis: Any, stream: Any) -> Any:
     """The sums of `taps` neighbours along the second axis; rows past the last are not used."""
     outer, count, inner = totals.shape
     window = Window(axis=1, before=0, after=taps - 1, mode="valid")
@@ -88,7 +105,7 @@ def _sums_of(totals: Any, taps: int, axis: Any, scalar: Any, stream: Any) -> Any
     along = type(axis)(
         outer=outer, length=count, inner=inner, out_length=sums.shape[1], before=0, taps=taps, mode=MODES.index("valid")
     )
-    streamed.launch(along, totals, sums, scalar(0), scalar(1), stream)
+    streamed.launch(along, totals, sums, *(SCALARS[totals.dtype.name](value) for value in (0, 1)), stream)
     return sums
 
 
