@@ -119,20 +119,19 @@ box_run_rows(const Real* __restrict__ in, Real* __restrict__ out, Axis axis, Run
     Real* heads = tails + all * RUN;
     Real* totals = heads + all * RUN;
     const Real* source = in + line * axis.length * inner;
-    // The samples, of which those of low to high are in the image.
-    const long long first = origin(axis, runs) + begin, samples = count * RUN;
-    const unsigned low = static_cast<unsigned>(min(max(-first, 0LL), samples));
-    const unsigned high = static_cast<unsigned>(max(min(axis.length - first, samples), static_cast<long long>(low)));
+    // The samples, of which those of low to high are in the image. Positions fit 31 bits.
+    const int first = static_cast<int>(origin(axis, runs) + begin), length = static_cast<int>(axis.length);
+    const int samples = count * RUN, low = min(max(-first, 0), samples), high = max(min(length - first, samples), low);
+    const int start = low + static_cast<int>((thread - low) % RUN_THREADS);  // the thread's first in the image
     for (unsigned channel = 0; channel < inner; ++channel) {
-        const Real* from = source + (first + thread) * inner + channel;
-        Real* to = tails + run_place<Real>(channel * count + thread / RUN, thread % RUN);
+        const Real* from = source + static_cast<long long>(first + start) * inner + channel;
+        Real* to = tails + run_place<Real>(channel * count + start / RUN, start % RUN);
 #pragma unroll 4
-        for (unsigned i = thread; i < samples; i += RUN_THREADS, from += RUN_THREADS * inner, to += RUN_THREADS)
-            if (i >= low && i < high) copy_word(to, from);
-        for (unsigned i = thread; i < low + samples - high; i += RUN_THREADS) {
-            const unsigned at = i < low ? i : i - low + high;
-            const long long inside = border_index(first + at, axis.length, axis.mode);
-            tails[run_place<Real>(channel * count + at / RUN, at % RUN)] = inside < 0 ? fill : __ldg(source + inside * inner + channel);
+        for (int i = start; i < high; i += RUN_THREADS, from += RUN_THREADS * inner, to += RUN_THREADS) copy_word(to, from);
+        for (int i = thread; i < low + samples - high; i += RUN_THREADS) {
+            const int at = i < low ? i : i - low + high, inside = border_index(first + at, length, axis.mode);
+            tails[run_place<Real>(channel * count + at / RUN, at % RUN)] =
+                inside < 0 ? fill : __ldg(source + static_cast<long long>(inside) * inner + channel);
         }
     }
     wait_for_copies();

@@ -27,11 +27,11 @@ SCALARS = {"float32": ctypes.c_float, "float64": ctypes.c_double}
 PAIR_BYTES = 8
 THREADS, ROW_THREADS = 256, 512
 MAX_BLOCKS = 1 << 30  # box_double loops if there is more to do
-MOST_CHANNELS = 8  # of box_run_rows
+MOST_CHANNELS, MOST_LENGTH = 8, 1 << 30  # of box_run_rows, whose positions are numbers of 32 bits
 RUN_WORDS = 2 * RUN + 3  # that it keeps of a run: heads, tails, and sums of runs
 RESERVED_BYTES = 1024  # of shared memory, by the driver, for each block
 THREADS_A_MULTIPROCESSOR = 2048
-MOST_HEIGHT = 8  # runs of a band
+MOST_HEIGHT = 4  # runs of a band
 
 
 class Pair(ctypes.Structure):
@@ -111,7 +111,7 @@ def _sums_of(totals: Any, taps: int, axis: Any, stream: Any) -> Any:
 
 def _row_outputs(axis: Any, itemsize: int) -> int:
     """Results of a line that a block of box_run_rows computes; 0 if too few fit shared memory."""
-    if axis.inner > MOST_CHANNELS:
+    if axis.inner > MOST_CHANNELS or axis.length + 2 * axis.taps > MOST_LENGTH:
         return 0
     for most in (shared_bytes_a_multiprocessor() // 2 - RESERVED_BYTES, shared_bytes_a_block()):
         room = most // (axis.inner * RUN_WORDS * itemsize) * RUN - 2 * RUN - axis.taps
