@@ -105,7 +105,8 @@ def _sums_of(totals: Any, taps: int, axis: Any, stream: Any) -> Any:
     along = type(axis)(
         outer=outer, length=count, inner=inner, out_length=sums.shape[1], before=0, taps=taps, mode=MODES.index("valid")
     )
-    streamed.launch(along, totals, sums, *(SCALARS[totals.dtype.name](value) for value in (0, 1)), stream)
+    scalar = SCALARS[totals.dtype.name]
+    streamed.launch(along, totals, sums, scalar(0), scalar(1), stream)
     return sums
 
 
