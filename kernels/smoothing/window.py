@@ -79,7 +79,7 @@ def box_window(axis: int, size: int, mode: str, offset: int = 0) -> Window:
         raise ValueError(f"size must lie in 1 … {MAX_TAPS}; got {size}")
     before = int(size) // 2
     window = Window(axis=axis, before=before, after=int(size) - 1 - before, mode=_known(mode))
-    return replace(window, offset=offset % window.step)
+    return replace(window, offset=int(offset) % window.step)
 
 
 def extended(image: Any, windows: Sequence[Window], cval: float, module: Any) -> tuple[Any, Sequence[Window]]:

@@ -53,8 +53,7 @@ def launch(axis: Any, window: Window, source: Any, target: Any, fill: Any, scale
     runs.count = (runs.lead + axis.out_length + axis.taps - 2) // RUN + 1
     runs.outputs = _row_outputs(axis, source.dtype.itemsize)
     if runs.outputs:
-        count = (RUN - 1 + runs.outputs + axis.taps - 2) // RUN + 1
-        shared = count * axis.inner * RUN_WORDS * source.dtype.itemsize
+        shared = _row_bytes(axis, runs.outputs, source.dtype.itemsize)
         blocks = axis.outer * -(-axis.out_length // runs.outputs)
         kernel("smoothing", f"box_run_rows<{real}>").launch(
             (blocks,), (ROW_THREADS,), (source, target, axis, runs, fill, scale), shared_bytes=shared, stream=stream
@@ -115,7 +114,13 @@ def _row_outputs(axis: Any, itemsize: int) -> int:
     if axis.inner > MOST_CHANNELS or axis.length + 2 * axis.taps > MOST_LENGTH:
         return 0
     for most in (shared_bytes_a_multiprocessor() // 2 - RESERVED_BYTES, shared_bytes_a_block()):
-        room = most // (axis.inner * RUN_WORDS * itemsize) * RUN - 2 * RUN - axis.taps
+        room = most // (axis.inner * RUN_WORDS * itemsize) * RUN - 4 * RUN - axis.taps
         if 2 * room >= min(axis.taps, 2 * axis.out_length):
             return up_to(blocks_of(axis.out_length, blocks_of(axis.out_length, room)), RUN)
     return 0
+
+
+def _row_bytes(axis: Any, outputs: int, itemsize: int) -> int:
+    """Of shared memory, for the longest lead."""
+    count = (RUN - 1 + outputs + axis.taps - 2) // RUN + 1
+    return int(count * axis.inner * RUN_WORDS * itemsize)
