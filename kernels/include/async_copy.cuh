@@ -15,6 +15,18 @@ __device__ inline void copy_16_bytes(void* shared, const void* global) {
 #endif
 }
 
+// The same of one word of 4 or 8 bytes.
+template <typename Word>
+__device__ inline void copy_word(Word* shared, const Word* global) {
+    static_assert(sizeof(Word) == 4 || sizeof(Word) == 8, "what can be copied through L1");
+#if __CUDA_ARCH__ >= 800
+    const unsigned to = static_cast<unsigned>(__cvta_generic_to_shared(shared));
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(global), "n"(sizeof(Word)) : "memory");
+#else
+    *shared = __ldg(global);
+#endif
+}
+
 // Waits for the calling thread's copies. Other threads see them after a barrier.
 __device__ inline void wait_for_copies() {
 #if __CUDA_ARCH__ >= 800

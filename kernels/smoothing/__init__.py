@@ -6,9 +6,14 @@ device, with any number of threads, and however the image is cut into chunks.
 Box, integer images: the integer sum over the whole window, then one rounding to nearest: floor(sum / n + 1/2).
 Box, float images: along each axis in turn the window sum W(taps) is built by doubling, in the image's own precision:
     W(1)[i] = x[i];  W(2m)[i] = W(m)[i] + W(m)[i + m];  W(2m+1)[i] = W(2m)[i] + x[i + 2m]
-  and the last axis's sum is multiplied by 1/n rounded to that precision (samples within a factor n of the type's
-  largest value may become infinite). There is no running sum: an infinity or NaN affects only the windows that
-  contain it, and results do not depend on where a chunk begins.
+  Windows of more than 255 samples are summed in runs of 16, which begin at multiples of 16 in the whole image. With
+    head: the first sample's run from that sample on, added from the run's end backwards
+    tail: the last sample's run up to that sample, added forwards
+    T: each whole run in between, added forwards; there are q - 1 or q of them, q = (taps - 1) // 16
+  the sum is (head + tail) + M, where M is W(q - 1) of the first of these T, plus the last if there are q.
+  The last axis's sum is multiplied by 1/n rounded to that precision (samples within a factor n of the type's
+  largest value may become infinite). Nothing is subtracted: an infinity or NaN affects only the windows that contain
+  it, and with `offset` results do not depend on where a chunk begins.
 Gaussian, uint8 images, if no axis's radius exceeds 32: every sum is exact, so its order does not matter.
   Weights have at most 11 significant bits, are integer multiples of 2**-16 (first filtered axis) or 2**-15 (later
   axes), and sum to exactly one; an axis with a window of one tap does not count as filtered. The sums along every axis
@@ -58,6 +63,7 @@ def box(
     cval: float = 0,
     axes: int | Sequence[int] | None = None,
     channel_axis: int | None = None,
+    offset: int | Sequence[int] = 0,
     nan_policy: str = "propagate",
     mask: Any = None,
     out: Any = None,
@@ -72,6 +78,8 @@ def box(
     cval         : value beyond the edge for mode "constant"; for integer images an integer that the dtype can hold
     axes         : axes to filter; default all but `channel_axis`
     channel_axis : the axis of the channels, never filtered (as in scikit-image)
+    offset       : place of the image's first sample in a larger image, along each filtered axis: with it, pieces have
+                   the same bits as the whole. It matters to floats and sizes of more than 255 only
     nan_policy   : float images: "propagate", "omit" (mean over the samples that are not NaN) or "raise"
     mask         : float images: boolean array of the image's shape, True where a sample counts; the mean is over those
                    samples, NaN if a window has none. The border of mode "constant" counts.
@@ -82,7 +90,7 @@ def box(
     Returns an array of the image's kind, dtype (native byte order) and shape, except along "valid" axes.
     Raises ValueError or TypeError with a line that names the parameter.
     """
-    request = _request(image, _box_windows, (axes, channel_axis, size, mode))
+    request = _request(image, _box_windows, (axes, channel_axis, size, mode, offset))
     return _smooth(image, request, cval, nan_policy, mask, out, workers, stream)
 
 
@@ -111,8 +119,7 @@ def gaussian(
                float32, since they are negative and fractional
     truncate : the kernel ends at round(truncate * sigma) samples; default 4, and wide kernels are decimated
     radius   : samples on each side instead of `truncate`
-    offset   : place of the image's first sample in a larger image, along each filtered axis: with it, pieces have the
-               same bits as the whole
+    offset   : as in `box`; it matters to decimated Gaussians
 
     Everything else is as in `box`.
     """
@@ -167,9 +174,19 @@ def _known_request(
     return _checked_request(shape, dtype, make_windows, parameters)
 
 
-def _box_windows(dtype: Any, axes: tuple[int, ...], size: Any, mode: Any) -> list[Window]:
-    sizes, modes = per_axis("size", size, axes), per_axis("mode", mode, axes)
-    return [box_window(axis, s, m) for axis, s, m in zip(axes, sizes, modes, strict=True)]
+def _box_windows(dtype: Any, axes: tuple[int, ...], size: Any, mode: Any, offset: Any) -> list[Window]:
+    sizes, modes, offsets = per_axis("size", size, axes), per_axis("mode", mode, axes), _offsets(offset, axes)
+    if np.dtype(dtype).kind != "f":
+        offsets = (0,) * len(axes)
+    return [box_window(axis, *asked) for axis, *asked in zip(axes, sizes, modes, offsets, strict=True)]
+
+
+def _offsets(offset: Any, axes: tuple[int, ...]) -> tuple[int, ...]:
+    offsets = per_axis("offset", offset, axes)
+    for each in offsets:
+        if isinstance(each, bool) or not isinstance(each, int | np.integer):
+            raise TypeError(f"offset must be a whole number of samples; got {each!r}")
+    return offsets
 
 
 def _gaussian_windows(
@@ -184,10 +201,7 @@ def _gaussian_windows(
     direct: bool,
 ) -> list[Window]:
     sigmas, modes = per_axis("sigma", sigma, axes), per_axis("mode", mode, axes)
-    radii, offsets = per_axis("radius", radius, axes), per_axis("offset", offset, axes)
-    for each in offsets:
-        if isinstance(each, bool) or not isinstance(each, int | np.integer):
-            raise TypeError(f"offset must be a whole number of samples; got {each!r}")
+    radii, offsets = per_axis("radius", radius, axes), _offsets(offset, axes)
     return gaussian_windows(
         axes, sigmas, modes, np.dtype(dtype), truncate=truncate, radii=radii, offsets=offsets, direct=direct,
         orders=per_axis("order", order, axes),

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from kernels.smoothing import DTYPES, MODES, box, gaussian
 from kernels.smoothing.borders import border_indices
-from kernels.smoothing.window import Window, box_window, gaussian_windows
+from kernels.smoothing.window import RUN, Window, box_window, gaussian_windows
 
 Array = NDArray[Any]
 
@@ -104,7 +104,7 @@ class Case:
             return values
         if self.sizes is not None:
             for window in windows:
-                values = _doubled(values, window, window.taps)
+                values = _in_runs(values, window) if window.is_long_box else _doubled(values, window, window.taps)
             return np.asarray(values * dtype.type(1 / np.prod([float(window.taps) for window in windows])))
         if windows[0].exact:
             return _exactly_weighted(values, windows).astype(dtype)
@@ -287,6 +287,23 @@ def _doubled(values: Array, window: Window, taps: int) -> Array:
         return np.asarray(first + second)
     odd = np.take(first + second, np.arange(count - 1), window.axis)
     return np.asarray(odd + np.take(values, np.arange(taps - 1, taps - 1 + count - 1), window.axis))
+
+
+def _in_runs(values: Array, window: Window) -> Array:
+    """Sums of a long box's samples: every head, tail and whole run by itself, as in the contract."""
+    lines, first = np.moveaxis(values, window.axis, 0), window.lead
+    of_runs = replace(window, axis=0)
+    sums = []
+    for start in range(first, first + len(lines) - window.taps + 1):
+        end = start + window.taps - 1
+        rest, begin = start // RUN * RUN + RUN, end // RUN * RUN
+        head = list(itertools.accumulate(lines[start - first : rest - first][::-1]))[-1]
+        tail = list(itertools.accumulate(lines[begin - first : end + 1 - first]))[-1]
+        runs = [list(itertools.accumulate(lines[k - first : k + RUN - first]))[-1] for k in range(rest, begin, RUN)]
+        fewest = (window.taps - 1) // RUN - 1
+        whole = _doubled(np.array(runs[:fewest]), of_runs, fewest)[0]
+        sums.append((head + tail) + (whole + runs[fewest] if len(runs) > fewest else whole))
+    return np.moveaxis(np.array(sums), 0, window.axis)
 
 
 def _weighted(values: Array, window: Window) -> Array:

@@ -16,6 +16,7 @@
 //   tiled, lay_out, gather          the classic steps: a shared tile, padded pixels, pitched rows (ladder/)
 //   box_separable, gauss_separable  one axis per pass, taps from a tile in shared memory
 //   box_columns, box_rows           boxes of floats, one axis per pass at the speed of memory (streamed.cuh)
+//   box_run_rows, box_runs          boxes of floats past 255 samples, one axis per pass, in runs of 16 (runs.cuh)
 //   tree (tree.cuh)                 square boxes of float32: both axes at once, by doubling sums in registers
 //   box_running (running.cuh)       boxes of integers, any size: both axes at once, by running sums
 //   box_column_sums (columns.cuh)   the same for bytes, if windows are not too wide: by sums down the columns
@@ -53,6 +54,7 @@ struct Axis {
 
 #include "cuda/far.cuh"
 #include "cuda/streamed.cuh"
+#include "cuda/runs.cuh"
 
 template <typename Work>
 struct Weights {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Real
 from typing import Any
 
@@ -25,6 +25,8 @@ MAX_SAMPLES = 1 << 40  # of a box over all axes: sums of 16-bit samples fit 64 b
 EXACT_RADIUS = 32  # Gaussians of uint8 are exact if they reach no farther along any axis
 DIRECT_RADIUS = 30  # Gaussians that reach farther, and are not exact, are decimated without `truncate` and `radius`
 TRUNCATE = 4.0
+MOST_DOUBLED = 255  # boxes of floats with more samples are summed in runs
+RUN = 16  # samples of a run
 MAX_ORDER = 3  # of derivatives
 
 
@@ -44,24 +46,57 @@ class Window:
     exact: bool = False  # Gaussian of uint8 whose sums are exact in any order: see kernels.smoothing
     derivative: tuple[float, ...] | None = None  # of a Gaussian: weights of all taps, of coarse samples if decimated
     decimation: Decimation | None = None  # Gaussian: computed on a coarse grid
-    offset: int = 0  # decimated: absolute coordinate of the image's first sample, modulo the grid's step
+    offset: int = 0  # absolute coordinate of the image's first sample, modulo `step`
 
     @property
     def taps(self) -> int:
         return self.before + self.after + 1
 
+    @property
+    def is_long_box(self) -> bool:
+        """Whether a box of floats is summed in runs."""
+        return self.half_weights is None and self.taps > MOST_DOUBLED
+
+    @property
+    def step(self) -> int:
+        """Results depend on absolute coordinates modulo this."""
+        return self.decimation.factor if self.decimation is not None else RUN if self.is_long_box else 1
+
+    @property
+    def lead(self) -> int:
+        """Long boxes: samples of a run before the first window's first sample."""
+        return (self.offset - (0 if self.mode == "valid" else self.before)) % RUN
+
     def output_length(self, input_length: int) -> int:
         return input_length - (self.taps - 1) if self.mode == "valid" else input_length
 
 
-def box_window(axis: int, size: int, mode: str) -> Window:
+def box_window(axis: int, size: int, mode: str, offset: int = 0) -> Window:
     """A box of `size` samples; an even size reaches one farther to the left, as in scipy.ndimage."""
     if isinstance(size, bool) or not isinstance(size, int | np.integer):
         raise TypeError(f"size must be a whole number of samples; got {size!r}")
     if not 1 <= size <= MAX_TAPS:
         raise ValueError(f"size must lie in 1 … {MAX_TAPS}; got {size}")
     before = int(size) // 2
-    return Window(axis=axis, before=before, after=int(size) - 1 - before, mode=_known(mode))
+    window = Window(axis=axis, before=before, after=int(size) - 1 - before, mode=_known(mode))
+    return replace(window, offset=int(offset) % window.step)
+
+
+def extended(image: Any, windows: Sequence[Window], cval: float, module: Any) -> tuple[Any, Sequence[Window]]:
+    """The image, extended by `cval` along the axes after a long box of floats whose border mode is "constant", and the
+    windows on it: sums of that constant depend on where runs begin, so no single value beyond the edge could stand for
+    them. module: numpy or cupy."""
+    first = next((place for place, window in enumerate(windows) if window.is_long_box), len(windows))
+    later = [window for window in windows[first + 1 :] if window.mode == "constant"]
+    if image.dtype.kind != "f" or cval == 0 or not later:
+        return image, windows
+    margins = [(0, 0)] * image.ndim
+    for window in later:
+        margins[window.axis] = (window.before, window.after)
+    inside = {
+        window: replace(window, mode="valid", offset=(window.offset - window.before) % window.step) for window in later
+    }
+    return module.pad(image, margins, constant_values=cval), [inside.get(window, window) for window in windows]
 
 
 def gaussian_windows(

@@ -11,7 +11,7 @@ import functools
 import math
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,10 +24,11 @@ from kernels.smoothing.axis_rounding import axis_roundings
 from kernels.smoothing.borders import border_indices
 from kernels.smoothing.cpu import floats as cpu_float
 from kernels.smoothing.cpu import integer_box as cpu_integer_box
+from kernels.smoothing.cpu import runs as cpu_runs
 from kernels.smoothing.cpu import small_box as cpu_small_box
 from kernels.smoothing.cpu.resample import CpuPasses
 from kernels.smoothing.cpu.rows import Axis, Tile, row_pitch
-from kernels.smoothing.window import Window, result_dtype
+from kernels.smoothing.window import Window, extended, result_dtype
 
 Array = NDArray[Any]
 
@@ -64,7 +65,9 @@ class Method:
     most_paired_taps: float = math.inf  # along either axis of a pair: its scratch has as many rows, each longer
 
 
-def smooth(image: Array, windows: list[Window], cval: float, out: Array | None, *, workers: int | None = None) -> Array:
+def smooth(
+    image: Array, windows: Sequence[Window], cval: float, out: Array | None, *, workers: int | None = None
+) -> Array:
     """Filter along each window's axis (ascending, at least two taps each; all boxes or all Gaussians).
 
     image   : uint8, uint16, int16, float32 or float64, any layout and byte order
@@ -83,11 +86,12 @@ def smooth(image: Array, windows: list[Window], cval: float, out: Array | None, 
     if any(window.decimation or window.derivative for window in windows):
         decimated.smooth(native(image), windows, cval, result, CpuPasses(smooth, workers))
         return result
-    method = _method(tuple(windows), dtype)
-    groups = list(_neighbours(windows, method.most_paired_taps))
-    source, border = native(image), dtype.type(cval)
+    usual, divisor = _method(tuple(windows), dtype), math.prod(window.taps for window in windows)
+    source, windows = extended(native(image), windows, cval, np)
+    groups, border = list(_neighbours(windows, usual.most_paired_taps)), dtype.type(cval)
     for index, group in enumerate(groups):
         first, last = index == 0, index == len(groups) - 1
+        method = _run_box(divisor, dtype) if dtype.kind == "f" and group[0].is_long_box else usual
         sweep = _sweep(source.shape, group)
         target = result if last else np.empty(_swept_shape(source.shape, group), method.precision)
         parameters = method.parameters(sweep, first, last)
@@ -170,6 +174,20 @@ def _float_box(divisor: int, dtype: np.dtype[Any]) -> Method:
     )
 
 
+def _run_box(divisor: int, dtype: np.dtype[Any]) -> Method:
+    return Method(
+        tile=cpu_runs.run_box_tile,
+        precision=dtype,
+        scratch_rows=cpu_runs.run_box_scratch_rows,
+        cache_samples=1 << 16,
+        parameters=lambda sweep, _first, last: (
+            sweep.windows[0].offset,
+            cpu_runs.run_steps(sweep.windows[0].taps),
+            dtype.type(1 / divisor if last else 1),
+        ),
+    )
+
+
 def _gaussian(windows: tuple[Window, ...], dtype: np.dtype[Any]) -> Method:
     precision = np.dtype(np.float64 if dtype == np.float64 else np.float32)
     whole = dtype.kind != "f"
@@ -193,7 +211,7 @@ def _gaussian(windows: tuple[Window, ...], dtype: np.dtype[Any]) -> Method:
     )
 
 
-def _neighbours(windows: list[Window], most_taps: float) -> Iterator[tuple[Window, ...]]:
+def _neighbours(windows: Sequence[Window], most_taps: float) -> Iterator[tuple[Window, ...]]:
     """The windows in order, two of neighbouring axes together if possible and neither has more taps than this."""
     rest = list(windows)
     while rest:

@@ -13,8 +13,21 @@ import numpy as np
 
 from kernels.runtime.launch import Repeat, on_stream, record
 from kernels.smoothing import decimated
-from kernels.smoothing.cuda import far, fused, ladder, passes, resample, running, streamed, sweep, tensor, tree, wide
-from kernels.smoothing.window import MAX_TAPS, Window, result_dtype
+from kernels.smoothing.cuda import (
+    far,
+    fused,
+    ladder,
+    passes,
+    resample,
+    running,
+    runs,
+    streamed,
+    sweep,
+    tensor,
+    tree,
+    wide,
+)
+from kernels.smoothing.window import MAX_TAPS, Window, extended, result_dtype
 
 # The contract fixes every rounding, so the compiler must not contract multiplications and additions.
 OPTIONS = ("--fmad=false",)
@@ -65,13 +78,13 @@ def smooth(
     if variant is None and _repeated(image, windows, cval, out, stream):
         return out
     with on_stream(image, stream) as current:
-        source = cupy.ascontiguousarray(image)
         if out is None:
             out = cupy.empty(_output_shape(image.shape, windows), result_dtype(image.dtype, windows))
+        source, windows = extended(cupy.ascontiguousarray(image), windows, cval, cupy)
         if not windows:
             cupy.copyto(out, source)
             return out
-        chosen = _chosen(variant, image, windows)
+        chosen = _chosen(variant, source, windows)
         if variant is None and chosen.can_repeat(windows):
             _run_and_record(chosen, source, windows, cval, out, current)
         else:
@@ -207,7 +220,7 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType(
         ),
         "streamed": Variant(
             summary="boxes of floats, one axis per pass: each sample is loaded once, sums are kept in shared memory",
-            entries=streamed.ENTRIES,
+            entries=(*streamed.ENTRIES, *runs.ENTRIES),
             run=passes.run_streamed,
             applies=streamed.applies,
             most_taps=MAX_TAPS,

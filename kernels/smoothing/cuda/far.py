@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from kernels.runtime.launch import kernel
-from kernels.smoothing.cuda import passes
+from kernels.smoothing.cuda import passes, runs
 from kernels.smoothing.window import Window
 
 THREADS = 256
@@ -29,7 +28,12 @@ ENTRIES = (
 def run(image: Any, windows: Sequence[Window], cval: float, out: Any, stream: Any) -> None:
     sums = passes.sum_type(image.dtype, windows)
     for step in passes.passes_of(image, windows, cval, out, sums):
-        (_box if step.window.half_weights is None else _gaussian)(step, sums, stream)
+        if step.window.half_weights is not None:
+            _gaussian(step, sums, stream)
+        elif step.window.is_long_box and image.dtype.kind == "f":
+            passes.run_float_box(step, sums, stream)
+        else:
+            _box(step, sums, stream)
 
 
 def _gaussian(step: passes.Pass, sums: str, stream: Any) -> None:
@@ -49,13 +53,7 @@ def _box(step: passes.Pass, sums: str, stream: Any) -> None:
     samples = cupy.empty(axis.outer * (axis.out_length + axis.taps - 1) * axis.inner, sums)
     entry = f"box_extend<{passes.type_name(step.source.dtype)}, {name}>"
     _launch(entry, samples.size, (step.source, samples, axis, passes.C_SCALARS[sums](step.fill)), stream)
-    widened, taps = samples, 1
-    for bit in f"{axis.taps:b}"[1:]:
-        source, widened = widened, cupy.empty_like(samples)
-        total, reach = ctypes.c_longlong(samples.size), ctypes.c_longlong(taps * axis.inner)
-        args = (source, samples, widened, total, reach, ctypes.c_int(bit == "1"))
-        _launch(f"box_double<{name}>", samples.size, args, stream)
-        taps = 2 * taps + (bit == "1")
+    widened = runs.doubled(samples, axis.taps, axis.inner, name, stream)
     entry = f"box_finish<{name}, {passes.type_name(step.target.dtype)}>"
     _launch(entry, step.target.size, (widened, step.target, axis, passes.divisor(step, sums)), stream)
 

@@ -14,7 +14,7 @@ import numpy as np
 from kernels.runtime.launch import kernel
 from kernels.smoothing.axis_rounding import NO_ROUNDING, AxisRounding, axis_roundings, filtered_constant
 from kernels.smoothing.borders import MODES
-from kernels.smoothing.cuda import streamed
+from kernels.smoothing.cuda import runs, streamed
 from kernels.smoothing.window import Window
 
 THREADS = 256
@@ -195,7 +195,15 @@ def run_separable(image: Any, windows: Sequence[Window], cval: float, out: Any, 
 def run_streamed(image: Any, windows: Sequence[Window], cval: float, out: Any, stream: Any) -> None:
     sums = sum_type(image.dtype, windows)
     for step in passes_of(image, windows, cval, out, sums):
-        streamed.launch(step.axis, step.source, step.target, C_SCALARS[sums](step.fill), divisor(step, sums), stream)
+        run_float_box(step, sums, stream)
+
+
+def run_float_box(step: Pass, sums: str, stream: Any) -> None:
+    args = step.source, step.target, C_SCALARS[sums](step.fill), divisor(step, sums), stream
+    if step.window.is_long_box:
+        runs.launch(step.axis, step.window, *args)
+    else:
+        streamed.launch(step.axis, *args)
 
 
 def _tile_columns(axis: Axis, size: int) -> int:

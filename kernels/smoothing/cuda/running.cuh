@@ -78,8 +78,6 @@ struct Pairs {
     }
 };
 
-// The excess of each window's change over that of the pixel before, summed over the lane; `total` receives the lane's sums.
-// weights: of (entering, leaving) at the right edge; opposite: at the left.
 template <typename Sample, int CHANNELS, int RIGHT, int LEFT, int SAMPLES>
 __device__ inline void window_changes(unsigned (&change)[SAMPLES], unsigned (&total)[CHANNELS], const unsigned char* entering,
                                       const unsigned char* leaving, int distance, unsigned weights, unsigned opposite) {
@@ -95,6 +93,25 @@ __device__ inline void window_changes(unsigned (&change)[SAMPLES], unsigned (&to
         sum = dot<Sample>(left.at(j / PAIRED * PAIRED), opposite << 16 * (j % PAIRED), sum);
         change[j] = sum;
     }
+}
+
+// The excess of each window's change over that of the pixel before, summed over the lane; `total` receives the lane's sums.
+// weights: of (entering, leaving) at the right edge; opposite: at the left. left_byte: of a word, where a lane's samples start
+// at the left edge; alike: the same in both rows.
+template <typename Sample, int CHANNELS, int SAMPLES>
+__device__ inline void window_changes(unsigned (&change)[SAMPLES], unsigned (&total)[CHANNELS], const unsigned char* entering,
+                                      const unsigned char* leaving, int distance, unsigned weights, unsigned opposite,
+                                      bool alike, int left_byte) {
+    const int right_byte = (left_byte + distance) % 4;
+    const auto changes = [&](auto right, auto left) {
+        window_changes<Sample, CHANNELS, right.value, left.value>(change, total, entering, leaving, distance, weights, opposite);
+    };
+    constexpr int OTHER = sizeof(Sample) == 2 ? ODD : ANY;
+    if (sizeof(Sample) == 2 && !alike) changes(Known<ANY>(), Known<ANY>());
+    else if (alike && right_byte == 0 && left_byte == 0) changes(Known<EVEN>(), Known<EVEN>());
+    else if (alike && right_byte == 0) changes(Known<EVEN>(), Known<OTHER>());
+    else if (alike && left_byte == 0) changes(Known<OTHER>(), Known<EVEN>());
+    else changes(Known<OTHER>(), Known<OTHER>());
 }
 
 // Sums over all lanes before this one.
@@ -246,9 +263,8 @@ box_running(const Sample* __restrict__ in, Sample* __restrict__ out, Picture pic
     turns.begin(team, lane);
     for (int i = threadIdx.x; i < QUADS * 4 * 32; i += blockDim.x) reinterpret_cast<unsigned*>(passed)[i] = mean.initial;
     __syncthreads();
-    // The bytes of a word at which a lane's samples start at the left and right edge of its windows, if alike in all rows.
     const bool alike = picture.row_samples % A_WORD == 0;
-    const int left_byte = strip.skew(0) * BYTES % 4, right_byte = (left_byte + distance * BYTES) % 4;
+    const int left_byte = strip.skew(0) * BYTES % 4;
 
     feed.ask(0);
 #pragma unroll 1
@@ -266,16 +282,8 @@ box_running(const Sample* __restrict__ in, Sample* __restrict__ out, Picture pic
             const unsigned char *entering = taken[2 * k], *leaving = taken[2 * k + 1];
             unsigned(&sums)[CHANNELS] = reinterpret_cast<unsigned(&)[CHANNELS]>(total[k * CHANNELS]);
             const int own = lane * SAMPLES * BYTES;
-            const auto changes = [&](auto right, auto left) {
-                window_changes<Sample, CHANNELS, right.value, left.value>(change[k], sums, entering + own, leaving + own,
-                                                                          distance * BYTES, weights, opposite);
-            };
-            constexpr int OTHER = BYTES == 2 ? ODD : ANY;
-            if (BYTES == 2 && !alike) changes(Known<ANY>(), Known<ANY>());
-            else if (alike && right_byte == 0 && left_byte == 0) changes(Known<EVEN>(), Known<EVEN>());
-            else if (alike && right_byte == 0) changes(Known<EVEN>(), Known<OTHER>());
-            else if (alike && left_byte == 0) changes(Known<OTHER>(), Known<EVEN>());
-            else changes(Known<OTHER>(), Known<OTHER>());
+            window_changes<Sample, CHANNELS>(change[k], sums, entering + own, leaving + own, distance * BYTES, weights, opposite,
+                                             alike, left_byte);
 #pragma unroll
             for (int c = 0; c < CHANNELS; ++c) first_window[k * CHANNELS + c] = 0;
             const int sign = warming ? 1 : -1;

@@ -4,8 +4,8 @@
 #include "borders.cuh"
 
 // The contract's doubling, W(2m)[i] = W(m)[i] + W(m)[i + m] and W(2m+1)[i] = W(2m)[i] + x[i + 2m], level by level: level l
-// builds windows of taps >> (levels - l) samples; there are at most ten levels above single samples.
-constexpr int MAX_LEVELS = 10;
+// builds windows of taps >> (levels - l) samples; 255 samples take seven levels above single samples.
+constexpr int MAX_LEVELS = 7;
 
 // box_columns: a block goes down 32 columns, BATCH rows a warp in each step. A level stores the sums it has received in its
 // ring in shared memory, and adds to them those of m rows before:
@@ -17,17 +17,17 @@ constexpr int BATCH = 8;
 template <int GROUP>
 __device__ inline int ring_slots(int delay) { return (delay + BATCH - 1) / BATCH * BATCH + GROUP; }
 
-template <typename Real>
-__device__ inline void load_batch(Real (&rows)[BATCH], const Real* column, long long position, const Axis& axis,
+template <typename Real, int COUNT>
+__device__ inline void load_batch(Real (&rows)[COUNT], const Real* column, long long position, const Axis& axis,
                                   Real fill) {
-    if (position >= 0 && position + BATCH <= axis.length) {
+    if (position >= 0 && position + COUNT <= axis.length) {
         const Real* from = column + position * axis.inner;
 #pragma unroll
-        for (int i = 0; i < BATCH; ++i, from += axis.inner) rows[i] = __ldg(from);
+        for (int i = 0; i < COUNT; ++i, from += axis.inner) rows[i] = __ldg(from);
         return;
     }
 #pragma unroll
-    for (int i = 0; i < BATCH; ++i) {
+    for (int i = 0; i < COUNT; ++i) {
         const long long from = border_index(position + i, axis.length, axis.mode);
         rows[i] = from < 0 ? fill : __ldg(column + from * axis.inner);
     }

@@ -24,7 +24,6 @@ ENTRIES = (
 )
 MIN_COLUMNS = 32  # neighbouring columns that a warp needs for whole loads
 TILE_COLUMNS = 32
-MAX_TAPS = 2047  # levels of box_columns
 MAX_LENGTH = 1 << 30  # samples of a line that box_rows takes: positions in it are 32-bit numbers
 ROW_HALO_BYTES, ROW_THREADS = 4096, 256
 MAX_BLOCKS = (1 << 31) - 1
@@ -34,13 +33,13 @@ MAX_BAND_ROWS = 1 << 30
 def applies(shape: tuple[int, ...], dtype: np.dtype[Any], windows: Sequence[Window]) -> bool:
     if dtype.name not in REALS or windows[0].half_weights is not None:
         return False
-    for window in windows:
+    for window in (window for window in windows if not window.is_long_box):
         inner = math.prod(shape[window.axis + 1 :])
         if inner < MIN_COLUMNS and (window.taps - 1) * inner * dtype.itemsize > ROW_HALO_BYTES:
             return False
         if inner < MIN_COLUMNS and (shape[window.axis] + window.taps) * inner > MAX_LENGTH:
             return False
-        if inner >= MIN_COLUMNS and (window.taps > MAX_TAPS or _warps(window.taps, dtype.itemsize) is None):
+        if inner >= MIN_COLUMNS and _warps(window.taps, dtype.itemsize) is None:
             return False
         if math.prod(shape[: window.axis]) * (1 + shape[window.axis] * inner // TILE_COLUMNS) > MAX_BLOCKS:
             return False

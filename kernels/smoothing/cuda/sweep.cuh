@@ -336,18 +336,9 @@ box_sweep(const Sample* __restrict__ in, Sample* __restrict__ out, const unsigne
     for (int step = 1; step < height; ++step) {
         const unsigned char* entering = shared + step % 2 * 2 * pitch + staged.skew[step % 2][0];
         const unsigned char* leaving = shared + (step % 2 * 2 + 1) * pitch + staged.skew[step % 2][1];
-        const int left_byte = staged.skew[step % 2][0] % 4, right_byte = (left_byte + reach * BYTES) % 4;
         unsigned change[SAMPLES], total[CHANNELS], share[CHANNELS] = {}, earlier[CHANNELS];
-        const auto changes = [&](auto right, auto left) {
-            window_changes<Sample, CHANNELS, right.value, left.value>(change, total, entering + thread * 4 * WORDS,
-                                                                      leaving + thread * 4 * WORDS, reach * BYTES, 0xFF01u, 0x01FFu);
-        };
-        constexpr int OTHER = BYTES == 2 ? ODD : ANY;
-        if (BYTES == 2 && !alike) changes(Known<ANY>(), Known<ANY>());
-        else if (alike && right_byte == 0 && left_byte == 0) changes(Known<EVEN>(), Known<EVEN>());
-        else if (alike && right_byte == 0) changes(Known<EVEN>(), Known<OTHER>());
-        else if (alike && left_byte == 0) changes(Known<OTHER>(), Known<EVEN>());
-        else changes(Known<OTHER>(), Known<OTHER>());
+        window_changes<Sample, CHANNELS>(change, total, entering + thread * 4 * WORDS, leaving + thread * 4 * WORDS, reach * BYTES,
+                                         0xFF01u, 0x01FFu, alike, staged.skew[step % 2][0] % 4);
 #pragma unroll 1
         for (int i = thread * CHANNELS; i < reach; i += threads * CHANNELS)
 #pragma unroll

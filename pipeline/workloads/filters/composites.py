@@ -114,11 +114,16 @@ def _box_reach(asked: Any, axes: int) -> Reach:
     return [(window.before, window.after) for window in windows]
 
 
-@_operator(halo=_box_reach, computes_in=computed_in, keeps_range=True, keeps_rows=True)
-def box(block: Any, *, size: Size = None, axes: Axes = None, out: Any, stream: Any) -> None:
+def _has_long_side(asked: Any) -> bool:
+    return any(box_window(0, size, "reflect").is_long_box for size in asked.size or (3,))
+
+
+@_operator(halo=_box_reach, computes_in=computed_in, keeps_range=True, keeps_rows=True, anchored=_has_long_side)
+def box(block: Any, *, size: Size = None, axes: Axes = None, out: Any, stream: Any, edges: Any) -> None:
     """Take the mean over a box around each pixel."""
     assert axes is not None
     options: dict[str, Any] = {"axes": axes, "out": out, "workers": 1, "stream": stream}
+    options["offset"] = [edges.first[axis] for axis in axes]
     box_filter(block, _each("size", size or (3,), len(axes)), mode=modes(block, out, axes), **options)
 
 
@@ -181,13 +186,14 @@ def divide_background(
     xp.divide(_wanted(block, edges), _smoothed(block, (sigma, (0,) * len(axes)), axes, edges, stream), out=out)
 
 
-@_operator(halo=_box_reach, dtype=_float_of)
-def deviation(block: Any, *, size: Size = None, axes: Axes = None, out: Any, stream: Any, xp: Any) -> None:
+@_operator(halo=_box_reach, dtype=_float_of, anchored=_has_long_side)
+def deviation(block: Any, *, size: Size = None, axes: Axes = None, out: Any, stream: Any, edges: Any, xp: Any) -> None:
     """Take the standard deviation over a box around each pixel, a measure of contrast, texture and noise."""
     assert axes is not None
     sizes = _each("size", size or (3,), len(axes))
     samples, values = block.astype(np.float64), math.prod(sizes)
     options: dict[str, Any] = {"mode": "valid", "axes": axes, "workers": 1, "stream": stream}
+    options["offset"] = [edges.first[axis] for axis in axes]
     mean, squares = (box_filter(each, sizes, **options) * values for each in (samples, samples * samples))
     if block.dtype.kind != "f":  # the sums of integers are exact, so that even images have no deviation
         mean, squares = xp.rint(mean), xp.rint(squares)

@@ -63,7 +63,7 @@ def image_operator(
     reference: Callable[..., Any] | None = None,
     tolerance: float | Callable[[Any], float] | None = None,
     keeps_range: bool = False,
-    anchored: bool = False,
+    anchored: bool | Callable[[Any], bool] = False,
     keeps_rows: bool = False,
     name: str | None = None,
     given: Mapping[str, Any] | None = None,
@@ -93,7 +93,8 @@ def image_operator(
     tolerance : of the audit: in sample values for integers, relative to the largest value for floats; or a function of
                 the result's dtype; None: see `pipeline.workloads.operator.audit`
     keeps_range : the result has the input's dtype, and its values lie between those of the input
-    anchored  : the result depends on where the block lies (`edges.first`), such as that of a decimated filter
+    anchored  : the result depends on where the block lies (`edges.first`), such as that of a decimated filter; or a
+                function of the parameters that returns whether it does
     keeps_rows : a function that fills `out` also takes it as long as the block along some axes; its results may be
                 anything where the block lacks samples (`pipeline.workloads.filters.window.modes`)
     name      : of the workload; None: the function's

@@ -90,7 +90,7 @@ class OperatorJob:
     def plan(self, budget: Budget) -> Plan:
         header = self.header
         whole = {axis for axis in self.axes if header.axes[axis] in "CS"}
-        if self._parameters.mode == "wrap" and any(step.definition.anchored for step in self._steps[:-1]):
+        if self._parameters.mode == "wrap" and any(step.is_anchored for step in self._steps[:-1]):
             # What depends on absolute positions does not go on beyond the edge as it is on the other side.
             whole |= set(self.axes)
         if self._kept is not None:

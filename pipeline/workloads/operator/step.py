@@ -44,7 +44,7 @@ class Definition:
     tolerance: float | Callable[[np.dtype[Any]], float] | None = None
     keeps_range: bool = False
     given: Mapping[str, Any] = field(default_factory=dict)
-    anchored: bool = False
+    anchored: bool | Callable[[Any], bool] = False
     keeps_rows: bool = False
 
 
@@ -91,6 +91,12 @@ class Step:
             check_cval(parameters.cval, source, path)
         self.axes = self._chosen_axes(source)
         self.halo = self._declared_halo(len(source.shape))
+
+    @property
+    def is_anchored(self) -> bool:
+        """Whether its result depends on where a block lies."""
+        anchored = self.definition.anchored
+        return anchored(self.parameters) if callable(anchored) else anchored
 
     def _dtype(self, source: np.dtype[Any]) -> np.dtype[Any]:
         declared = self.definition.dtype

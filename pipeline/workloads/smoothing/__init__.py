@@ -260,6 +260,7 @@ class SmoothingJob:
             "mode": [asked.mode if chunk.halo[axis] == (0, 0) else "valid" for axis in self._axes],
             "cval": asked.cval,
             "axes": self._axes,
+            "offset": [self._offset(window, chunk) for window in self._windows],
             "nan_policy": asked.nan_policy,
             "out": module_of(out).empty(out.shape, self._within) if is_narrower else out,
             "workers": 1,
@@ -270,7 +271,6 @@ class SmoothingJob:
                 box(samples, self._values("size"), **options)
             else:
                 radius = None if asked.radius is None else self._values("radius")
-                options["offset"] = [self._offset(window, chunk) for window in self._windows]
                 options["order"] = self._values("order")
                 gaussian(samples, self._values("sigma"), truncate=self._truncate, radius=radius, **options)
         except ValueError as error:
@@ -290,9 +290,10 @@ class SmoothingJob:
 
     def _offset(self, window: Window, chunk: Chunk) -> int:
         """The place of the chunk's first input sample in the whole image, as far as the window depends on it."""
-        step = 1 if window.decimation is None else window.decimation.factor
         first = chunk.region.start[window.axis] - chunk.halo[window.axis][0]
-        return (first + (self._reader.start[window.axis] if isinstance(self._reader, CroppedReader) else 0)) % step
+        return (
+            first + (self._reader.start[window.axis] if isinstance(self._reader, CroppedReader) else 0)
+        ) % window.step
 
     def note(self, chunk: Chunk, outputs: Sequence[NDArray[Any]]) -> Callable[[], Any] | None:
         return None if self._statistics is None else self._statistics.note(chunk, outputs[1])

@@ -28,7 +28,7 @@ INTEGER_TOLERANCE = {"box": 0.5, "gaussian": 1.0}
 FURTHER_AXIS = 0.25
 # Decimated along all smoothed axes: weights err by 0.04 of a step along each axis, and sums are float32.
 DECIMATED_TOLERANCE = 0.6
-# Relative to the largest magnitude in the window: 3 axes × 8 doublings (box) or 127 fused steps (Gaussian).
+# Relative to the largest magnitude in the window: 3 axes × 49 roundings at most (box) or 127 fused steps (Gaussian).
 FLOAT_TOLERANCE = 256
 DECIMATED_FLOAT_TOLERANCE = 1e-5  # weights err by 1.2e-6 in all along each axis
 # Windows are read a piece at a time, and fewer places are looked at if windows are large.
@@ -123,7 +123,7 @@ class SmoothingAudit:
 
     @property
     def _float_tolerance(self) -> float:
-        # The sums of a box take two more roundings with each doubling of its size; those of a Gaussian, one a tap.
+        # The sums of a box take two roundings for each doubling of its size, and up to 9 more; a Gaussian's, one a tap.
         longest = max((window.taps for window in self._windows if window.decimation is None), default=1)
         gaussian = self._parameters.filter == "gaussian"
         computed = np.float64 if self._precision == np.float64 else np.float32

@@ -33,6 +33,7 @@ VOLUMES = (
     {"shape": (89, 11), "axes": (0,), "sizes": (5,)},
     {"shape": (17, 67), "axes": (0,), "sizes": (500,)},
     {"shape": (17, 67), "axes": (0,), "sizes": (1300,)},
+    {"shape": (17, 512), "axes": (0,), "sizes": (257,)},  # in pairs of columns
     {"shape": (11, 2043), "axes": (1,), "sizes": (5,)},
     {"shape": (11, 2903), "axes": (1,), "sizes": (5,)},
     {"shape": (11, 4091), "axes": (1,), "sizes": (5,)},

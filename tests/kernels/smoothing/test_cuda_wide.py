@@ -70,11 +70,11 @@ def test_repeated_calls_have_the_same_bits(cupy: Any, dtype: str, sigmas: tuple[
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("sizes", [(1023, 1023), (256, 3), (2, 900), (1, 4001), (4001, 1)])
+@pytest.mark.parametrize("sizes", [(1023, 1023), (256, 3), (2, 900), (1, 4001), (4001, 1), (1, 20_011), (5000, 257)])
 def test_wide_boxes_match_the_cpu_bit_by_bit(cupy: Any, dtype: str, sizes: tuple[int, int]) -> None:
     for index, mode in enumerate(BORDER_MODES):
-        image = noise((331, 523, (1, 3)[index % 2]), dtype)
-        options: dict[str, Any] = {"mode": mode, "cval": 5, "channel_axis": 2}
+        image = noise((331, 523 + index % 3, (1, 3)[index % 2]), dtype)
+        options: dict[str, Any] = {"mode": mode, "cval": 5, "channel_axis": 2, "offset": (3 * index, 7 * index)}
         got = cupy.asnumpy(box(cupy.asarray(image), sizes, **options))
         np.testing.assert_array_equal(got, box(image, sizes, **options), strict=True)
 

@@ -103,6 +103,45 @@ def test_pieces_at_any_offset_equal_the_whole(dtype: str, seed: int, data: st.Da
     assert_array_equal(piece, whole[first:last])
 
 
+@pytest.mark.parametrize("dtype", ["uint16", "float32", "float64"])
+@pytest.mark.parametrize("mode", BORDER_MODES)
+@settings(max_examples=8, deadline=None)
+@given(seed=st.integers(0, 99), data=st.data(), sizes=st.sampled_from([(256, 3), (257, 300), (272, 1), (5, 529)]))
+def test_pieces_of_long_boxes_equal_the_whole(
+    dtype: str, mode: str, seed: int, data: st.DataObject, sizes: tuple[int, int]
+) -> None:
+    """Also beyond the edge: a constant's sums depend on where a window lies."""
+    image = noise(seed, (23, 31, 2), dtype)
+    where = data.draw(st.tuples(st.integers(-50, 50), st.integers(-50, 50)))
+    options = {"channel_axis": -1, "cval": 5}
+    whole = box(image, sizes, mode=mode, offset=where, **options)
+    cuts, margins, first = [], [], []
+    for length, size, place in zip(image.shape, sizes, where, strict=False):
+        start = data.draw(st.integers(0, length - 1))
+        cuts.append(slice(start, data.draw(st.integers(start + 1, length))))
+        margins.append((size // 2, size - 1 - size // 2))
+        first.append(place + start - size // 2)
+    names = {"reflect": "symmetric", "mirror": "reflect", "nearest": "edge", "wrap": "wrap", "constant": "constant"}
+    further = {"constant_values": 5} if mode == "constant" else {}
+    extended = np.pad(image, [*margins, (0, 0)], names[mode], **further)
+    piece = extended[tuple(slice(cut.start, cut.stop + sum(margin)) for cut, margin in zip(cuts, margins, strict=True))]
+    assert_array_equal(box(piece, sizes, mode="valid", offset=first, **options), whole[tuple(cuts)])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_a_long_box_keeps_nan_and_infinity_in_their_windows(dtype: str, axis: int, bad: float) -> None:
+    image = noise(4, (601, 607), dtype)
+    spoilt = image.copy()
+    place = (293, 311)[axis]
+    np.moveaxis(spoilt, axis, 0)[place] = bad
+    clean, got = (np.moveaxis(box(each, 289, axes=axis), axis, 0) for each in (image, spoilt))
+    touched = slice(place - 144, place + 145)
+    assert_array_equal(np.delete(got, touched, 0), np.delete(clean, touched, 0))
+    assert_array_equal(got[touched], np.full(got[touched].shape, bad, dtype))
+
+
 @settings(max_examples=50, deadline=None)
 @given(sigma=st.floats(7.7, 400), first=st.integers(-500, 500), outputs=st.integers(1, 500), multiple=st.integers(1, 9))
 def test_the_coarsest_grid_is_filled_up_to_a_multiple(sigma: float, first: int, outputs: int, multiple: int) -> None:

@@ -14,6 +14,15 @@ from kernels.smoothing.window import DIRECT_RADIUS, EXACT_RADIUS, Window, box_wi
 U8, U16, F32 = (np.dtype(name) for name in ("u1", "u2", "f4"))
 
 
+def test_long_boxes_know_their_place() -> None:
+    """Runs of 16 begin at multiples of 16 in the whole image, also before its first sample."""
+    for mode, first in (("valid", 21), ("reflect", 21 - 150)):
+        window = box_window(0, 300, mode, np.int64(21))
+        assert (window.is_long_box, window.step, window.lead) == (True, 16, first % 16)
+        assert type(window.offset) is int
+    assert box_window(0, 255, "wrap", 21) == box_window(0, 255, "wrap")
+
+
 @pytest.mark.parametrize(
     ("size", "before", "after"), [(1, 0, 0), (2, 1, 0), (3, 1, 1), (8, 4, 3), (255, 127, 127), (np.int16(5), 2, 2)]
 )

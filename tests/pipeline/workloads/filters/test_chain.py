@@ -72,6 +72,23 @@ def test_a_chain_is_its_steps_one_after_the_other(tmp_path: Any, steps: tuple[st
     assert receipt["parameters"]["step"] == list(steps)
 
 
+@pytest.mark.parametrize("mode", ["reflect", "wrap", "constant"])
+def test_a_long_box_of_floats_in_a_chain_has_the_bits_of_its_command(tmp_path: Any, mode: str) -> None:
+    """Its sums depend on where a chunk begins: a wrapped image that another step follows is not cut."""
+    image = samples_of((2003, 601), "float32")
+    options = {"mode": mode, **({"cval": 7} if mode == "constant" else {})}
+    _, boxed = filtered(tmp_path, "smooth", image, "YX", size=(301, 2), **options)
+    _, expected = filtered(tmp_path, "median", boxed, "YX", size=3, **options)
+    step = ["box size=301,2", "median size=3"]
+    receipt, found = filtered(tmp_path, "chain", image, "YX", chunk_bytes=240_000, step=step, **options)
+    np.testing.assert_array_equal(found, expected, strict=True)
+    assert receipt["chunks"] > 1 or mode == "wrap"
+    for chunk_bytes in (None, 240_000):
+        _, found = filtered(tmp_path, "deviation", image, "YX", chunk_bytes=chunk_bytes, size=(301, 2), **options)
+        expected = found if chunk_bytes is None else expected
+    np.testing.assert_array_equal(found, expected, strict=True)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("shape", [(700, 1024), (301, 1031), (40, 37), (5, 60, 77)], ids=str)
 def test_a_gpu_gives_the_bits_of_the_cpu(tmp_path: Any, shape: tuple[int, ...]) -> None:
