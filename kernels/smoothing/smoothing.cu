@@ -26,6 +26,8 @@
 //   decimate_plane, …               the same along two axes at once (planes.cuh)
 //   wide (wide.cuh)                 Gaussians of medium reach: both axes at once, along strips of rows
 //   fused (fused.cuh)               short windows: both axes at once, from registers
+//   words_down, words_across        Gaussians of 16-bit samples in exact sums, one axis per pass, every tap from global memory
+//   words (words.cuh)               the same, both axes at once, by products on tensor cores
 //   tensor (tensor.cuh)             Gaussians of bytes: both axes at once, by products on tensor cores
 // Source of the doubling sums: Blelloch, "Prefix sums and their applications" (1990), applied to windows of any length.
 
@@ -53,6 +55,7 @@ struct Axis {
 
 #include "cuda/far.cuh"
 #include "cuda/streamed.cuh"
+#include "cuda/words.cuh"
 
 template <typename Work>
 struct Weights {

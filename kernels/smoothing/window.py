@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Real
 from typing import Any
 
 import numpy as np
 
+from kernels.smoothing import words
 from kernels.smoothing.borders import MODES
 from kernels.smoothing.decimation import Decimation, decimation
 from kernels.smoothing.weights import (
@@ -42,6 +43,7 @@ class Window:
     mode: str
     half_weights: tuple[float, ...] | None = None  # Gaussian: weights at distance 0 … radius; None: a box
     exact: bool = False  # Gaussian of uint8 whose sums are exact in any order: see kernels.smoothing
+    words: bool = False  # Gaussian of 16-bit samples whose sums are exact in any order: see kernels.smoothing.words
     derivative: tuple[float, ...] | None = None  # of a Gaussian: weights of all taps, of coarse samples if decimated
     decimation: Decimation | None = None  # Gaussian: computed on a coarse grid
     offset: int = 0  # decimated: absolute coordinate of the image's first sample, modulo the grid's step
@@ -116,7 +118,16 @@ def gaussian_windows(
         one = EXACT_FIRST_ONE if axis == first else EXACT_LATER_ONE
         half = exact_half_weights(float(sigma), reach, one) if exact else half_weights(float(sigma), reach, dtype)
         windows.append(Window(axis=axis, before=reach, after=reach, mode=_known(mode), half_weights=half, exact=exact))
-    return windows
+    return [replace(window, words=True) for window in windows] if _in_words(windows, dtype) else windows
+
+
+def _in_words(windows: Sequence[Window], dtype: np.dtype) -> bool:
+    filtered = sorted((window for window in windows if window.taps > 1), key=lambda window: window.axis)
+    if len(filtered) != 2 or filtered[1].axis != filtered[0].axis + 1:
+        return False
+    if any(window.decimation or window.derivative for window in filtered):
+        return False
+    return words.possible(dtype, [window.half_weights or () for window in filtered])
 
 
 def result_dtype(dtype: np.dtype, windows: Sequence[Window]) -> np.dtype:

@@ -42,7 +42,7 @@ def doublings(taps: int) -> Any:
 
 
 @compiled
-def _enter(
+def enter(
     image: Any,
     border: Any,
     scratch: Any,
@@ -114,12 +114,12 @@ def gaussian_tile(
     outside = beyond(columns, tile)
     for plane in range(tile.plane0, tile.plane1):
         for j in range(rows.taps - 1):
-            _enter(image, border, scratch, j * pitch, rows, columns, channels, tile, outside, plane, first + j)
+            enter(image, border, scratch, j * pitch, rows, columns, channels, tile, outside, plane, first + j)
         for y in range(tile.y0, tile.y1):
             oldest = (y - tile.y0) % rows.taps
             newest = (oldest + rows.taps - 1) % rows.taps
             position = y + rows.first + rows.taps - 1
-            _enter(image, border, scratch, newest * pitch, rows, columns, channels, tile, outside, plane, position)
+            enter(image, border, scratch, newest * pitch, rows, columns, channels, tile, outside, plane, position)
             row = newest * pitch
             if row_weights.size > 1:
                 for k in range(row_weights.size):
@@ -193,7 +193,7 @@ def float_box_tile(
     for plane in range(tile.plane0, tile.plane1):
         for position in range(first, tile.y1 + rows.first + rows.taps - 1):
             newest = (3 + (position - first) % 3) * pitch if row_steps.shape[0] else 0
-            _enter(image, border, scratch, newest, rows, columns, channels, tile, outside, plane, position)
+            enter(image, border, scratch, newest, rows, columns, channels, tile, outside, plane, position)
             row = _sum_down(scratch, newest, row_steps, position - first, width, pitch)
             y = position - rows.first - rows.taps + 1
             if y >= tile.y0:

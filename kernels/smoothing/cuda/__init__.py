@@ -13,7 +13,7 @@ import numpy as np
 
 from kernels.runtime.launch import Repeat, on_stream, record
 from kernels.smoothing import decimated
-from kernels.smoothing.cuda import far, fused, ladder, passes, resample, running, streamed, sweep, tensor, tree, wide
+from kernels.smoothing.cuda import far, fused, ladder, passes, resample, running, streamed, sweep, tensor, tree, wide, words
 from kernels.smoothing.window import MAX_TAPS, Window, result_dtype
 
 # The contract fixes every rounding, so the compiler must not contract multiplications and additions.
@@ -35,10 +35,13 @@ class Variant:
     applies: Callable[[tuple[int, ...], np.dtype, Sequence[Window]], bool] = lambda shape, dtype, windows: True
     repeatable: bool = False  # whether `run` only launches kernels on the image and the result
     most_taps: int = passes.MOST_TAPS  # along any axis
+    words: bool = False  # Gaussians of 16-bit samples in exact sums; others do not
     decimates: bool = False  # Gaussians of which an axis is decimated, and derivatives; others do not
 
     def can_filter(self, shape: tuple[int, ...], dtype: np.dtype, windows: Sequence[Window]) -> bool:
         if self.decimates != any(window.decimation or window.derivative for window in windows):
+            return False
+        if self.words != any(window.words for window in windows):
             return False
         return max(window.taps for window in windows) <= self.most_taps and self.applies(shape, dtype, windows)
 
@@ -238,6 +241,20 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType(
             run=fused.run,
             applies=fused.applies,
             repeatable=True,
+        ),
+        "word_sums": Variant(
+            summary="Gaussians of 16-bit samples in exact sums, one axis per pass, every tap from global memory",
+            entries=words.GATHER_ENTRIES,
+            run=words.run_gather,
+            words=True,
+        ),
+        "words": Variant(
+            summary="the same, both axes in one kernel, by exact products on tensor cores",
+            entries=words.ENTRIES,
+            run=words.run,
+            applies=words.applies,
+            repeatable=True,
+            words=True,
         ),
         "tensor": Variant(
             summary="Gaussians of bytes, both axes in one kernel, by exact products on tensor cores",

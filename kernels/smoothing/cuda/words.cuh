@@ -1,0 +1,421 @@
+// Gaussians of 16-bit samples along both axes at once, on tensor cores. Part of smoothing.cu.
+#pragma once
+#ifndef FAST_FETCH
+#define FAST_FETCH 1
+#endif
+#ifndef WRITE_EARLY
+#define WRITE_EARLY 1
+#endif
+#ifndef ONE_REST
+#define ONE_REST 0
+#endif
+#ifndef FAST_WRITE
+#define FAST_WRITE 1
+#endif
+
+#include "async_copy.cuh"
+#include "bands.cuh"
+#include "opaque.cuh"
+#include "shifted.cuh"
+#include "cuda/tensor.cuh"
+
+// words: kernels/smoothing/words.py defines the sums, which are exact, and has their names. As in `tensor`, sums are
+// products with banded matrices of weights, and a block walks along a strip of rows. A warp sums one channel of
+// 16 ROWS_OF_A_WARP rows: down the columns by products of int8, whose depth is the two bytes of each sample, and across by
+// products of float16, for which results of the first product are in the right lanes.
+//
+// Who waits for whom, chunk by chunk of positions (stage: as in memory; planes: channel by channel):
+//
+//   copies of chunk i + 2 ....................................... stage        (asynchronous)
+//   barrier
+//   all warps: stage, chunk i + 1 -> the other planes
+//   all warps: planes, chunk i -> sums -> results, first block
+//   barrier: the stage has been read, copies of chunk i + 3 begin
+//   all warps: planes, chunk i -> sums -> results, other blocks
+//   barrier of the warps of a band: results -> memory
+//
+// If there is no room for two sets of planes, the second barrier comes before the first sums.
+//
+// Floors for N = 8192 x 8192 x 3 samples of 16 bits on an H200 (4.2 TB/s; mma.sync measured at 305 T multiply-adds/s of
+// float16, and twice as many of int8), for reaches of 16 and 32:
+//   bytes         4 N                                                     192 us
+//   products      two axes, 3 N times 48 and 80                           187 us, 312 us
+//   instructions  some 18 N issued (ncu, reach 16)                        125 us
+constexpr int WORDS_REACH = 32;  // maximum
+
+struct WordsFilter {
+    signed char u1[WORDS_REACH + 1], u0[WORDS_REACH + 1], f[WORDS_REACH + 1];  // down, by distance: u = 256 u1 + u0
+    unsigned short h[WORDS_REACH + 1], l[WORDS_REACH + 1];                     // across, as float16; l is doubled
+    int bias;
+    unsigned middle;  // 2^15 in both halves if samples are signed: it makes them unsigned, and results signed
+};
+
+template <int CHANNELS, int RADIUS>
+struct Words {
+    static constexpr int SEEN = (16 + 2 * RADIUS + 15) / 16;  // blocks of 16 positions that 16 neighbouring windows see
+    static constexpr int ROWS_OF_A_WARP = SEEN > 3 ? 1 : 2;   // blocks of 16 rows
+    static constexpr int BANDS = CHANNELS == 1 ? 6 : CHANNELS == 2 || CHANNELS == 4 ? 3 : 2;  // warps one below the other
+    static constexpr int THREADS = 32 * CHANNELS * BANDS, BLOCKS = CHANNELS == 4 ? 1 : 2;    // blocks on a multiprocessor
+    static constexpr int BAND = 16 * ROWS_OF_A_WARP, ROWS = BAND * BANDS, SEEN_ROWS = ROWS + 16 * (SEEN - 1);
+    static constexpr int CHUNK = 16 * SEEN, GROUPS = CHUNK / 8;             // positions, and groups of 8
+    static constexpr int CHUNK_SAMPLES = CHUNK * CHANNELS, A_ROW = CHUNK_SAMPLES / 8;
+    static constexpr int PITCH = (CHUNK / 8 | 1) * 16;                       // bytes of a row of one channel
+    static constexpr int PLANES = CHANNELS * SEEN_ROWS * PITCH, SETS = SEEN > 3 ? 1 : 2;
+    static constexpr int STAGE = SEEN_ROWS * CHUNK_SAMPLES * 2;
+    static constexpr int SHARED_BYTES = SEEN_ROWS * 8 + STAGE + SETS * PLANES + CHANNELS * ROWS * PITCH;
+};
+
+// d += a b: a is 16 x 32, of signed bytes, b 32 x 8, of unsigned ones.
+__device__ inline void multiply_add(int (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+#if __CUDA_ARCH__ >= 800
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.u8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+#else
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+        asm("mma.sync.aligned.m8n8k16.row.col.s32.s8.u8.s32 {%0, %1}, {%2}, {%3}, {%0, %1};"
+            : "+r"(d[i % 2 * 2]), "+r"(d[i % 2 * 2 + 1])
+            : "r"(a[i]), "r"(i < 2 ? b0 : b1));
+#endif
+}
+
+// Four blocks of 8 x 8 samples, transposed; lane i has the address of row i % 8 of block i / 8.
+__device__ inline void load_transposed(unsigned (&to)[4], unsigned from) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                 : "r"(from)
+                 : "memory");
+}
+
+__device__ inline unsigned add_halves(unsigned a, unsigned b) {
+    unsigned sum;
+    asm("add.rn.f16x2 %0, %1, %2;" : "=r"(sum) : "r"(a), "r"(b));
+    return sum;
+}
+
+// The samples of flat indices `first` and `second`, of which a word holds two.
+template <int SIZE>
+__device__ inline unsigned pair_of(const unsigned (&words)[SIZE], int first, int second) {
+    return __byte_perm(words[first / 2], words[second / 2], (first % 2 ? 0x32 : 0x10) | (second % 2 ? 0x7600 : 0x5400));
+}
+
+// 8 positions of all channels, as they lie in memory.
+template <int CHANNELS>
+__device__ inline void load_vectors(unsigned (&words)[4 * CHANNELS], const unsigned char* from, int apart) {
+#pragma unroll
+    for (int i = 0; i < CHANNELS; ++i) {
+        const uint4 vector = *reinterpret_cast<const uint4*>(from + i * apart);
+        words[4 * i] = vector.x, words[4 * i + 1] = vector.y, words[4 * i + 2] = vector.z, words[4 * i + 3] = vector.w;
+    }
+}
+
+template <int CHANNELS, int RADIUS>
+__global__ void __launch_bounds__(Words<CHANNELS, RADIUS>::THREADS, Words<CHANNELS, RADIUS>::BLOCKS)
+words(const unsigned short* __restrict__ in, unsigned short* __restrict__ out, Picture picture,
+      const __grid_constant__ WordsFilter filter, BlockPartition tiles) {
+    typedef unsigned short Sample;
+    typedef Words<CHANNELS, RADIUS> Shape;
+    constexpr int SEEN = Shape::SEEN, CHUNK = Shape::CHUNK, PITCH = Shape::PITCH, HIGH = Shape::ROWS_OF_A_WARP;
+    constexpr int SEEN_BLOCKS = SEEN + HIGH - 1;
+    extern __shared__ __align__(16) unsigned char shared[];
+    long long* offsets = reinterpret_cast<long long*>(shared);  // of rows in the plane; -1: beyond the edge
+    unsigned char* stage = shared + Shape::SEEN_ROWS * 8;
+    unsigned char* planes = stage + Shape::STAGE;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = lane / 4, place = lane % 4;
+    const int channel = warp % CHANNELS, band = warp / CHANNELS;
+    unsigned char* results = planes + Shape::SETS * Shape::PLANES + band * CHANNELS * Shape::BAND * PITCH;
+
+    const Place area = place_in_strips(blockIdx.x, picture);
+    const Sample* in_plane = in + area.plane * picture.rows * picture.row_samples;
+    const int y = area.band * Shape::ROWS, columns = picture.out_row_samples / CHANNELS;
+    const int x_begin = tiles.begin(area.tile), x_end = min(tiles.begin(area.tile + 1), columns);
+    const int first = y + picture.centre_y - RADIUS;
+    for (int i = threadIdx.x; i < Shape::SEEN_ROWS; i += Shape::THREADS) {
+        const int row = border_index(first + i, picture.rows, picture.mode_y);
+        offsets[i] = row < 0 ? -1 : row * static_cast<long long>(picture.row_samples);
+    }
+    const bool inside = first >= 0 && first + Shape::SEEN_ROWS <= picture.rows;
+    const Sample fill = static_cast<Sample>(picture.fill);
+
+    // Left factors, down: the weights of the two bytes of rows k and k + 1 for result m, for the three sums of each result,
+    // in units of 1, 2^-8 and 2^-16. Right factors, across: of positions k and k + 1 for result n; results are ordered so
+    // that a lane gets four neighbours.
+    const auto weight = [](const auto* half, int distance) {
+        return abs(distance) <= RADIUS ? static_cast<unsigned>(half[abs(distance)]) : 0u;
+    };
+    unsigned down[SEEN][3][4], upper[SEEN][2][2], lower[SEEN][2][2];
+#pragma unroll
+    for (int block = 0; block < SEEN; ++block)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const int ahead = 16 * block + 2 * place + i / 2 * 8 - (group + i % 2 * 8) - RADIUS;
+            unsigned limb[3] = {};  // of both rows, in the high bytes of halves
+#pragma unroll
+            for (int row = 0; row < 2; ++row) {
+                limb[0] |= (weight(filter.u1, ahead + row) & 0xFFu) << (16 * row + 8);
+                limb[1] |= (weight(filter.u0, ahead + row) & 0xFFu) << (16 * row + 8);
+                limb[2] |= (weight(filter.f, ahead + row) & 0xFFu) << (16 * row + 8);
+            }
+            down[block][0][i] = opaque(limb[0]);
+            down[block][1][i] = opaque(limb[1] | limb[0] >> 8);
+            down[block][2][i] = opaque(limb[2] | limb[1] >> 8);
+            const int result = group / 2 * 4 + i / 2 * 2 + group % 2, from = 16 * block + 2 * place + i % 2 * 8 - result - RADIUS;
+            upper[block][i / 2][i % 2] = opaque(weight(filter.h, from) | weight(filter.h, from + 1) << 16);
+            lower[block][i / 2][i % 2] = opaque(weight(filter.l, from) | weight(filter.l, from + 1) << 16);
+        }
+    __syncthreads();
+
+    // The chunk whose first position is `x`, into the stage.
+    const auto fetch = [&](int x) {
+        const int begin = x * CHANNELS;
+        const bool whole = x >= 0 && x + CHUNK <= picture.columns, copied = whole && inside && picture.aligned_in;
+        const bool padded = begin >= 8 && begin + Shape::CHUNK_SAMPLES + 8 <= picture.row_samples;
+        if (FAST_FETCH && copied) {
+            const Sample* from = in_plane + begin;
+#if FAST_FETCH == 2
+            constexpr int AT_ONCE = Shape::THREADS / Shape::A_ROW;
+            const int row = threadIdx.x / Shape::A_ROW;
+            if (row < AT_ONCE) {
+                const Sample* source = from + offsets[row] + threadIdx.x % Shape::A_ROW * 8;
+                const long long stride = AT_ONCE * static_cast<long long>(picture.row_samples);
+#pragma unroll
+                for (int i = 0; i < Shape::SEEN_ROWS; i += AT_ONCE, source += stride)
+                    if (i + AT_ONCE <= Shape::SEEN_ROWS || row + i < Shape::SEEN_ROWS)
+                        copy_16_bytes<256>(stage + (threadIdx.x + i * Shape::A_ROW) * 16, source);
+            }
+#else
+#pragma unroll 1
+            for (int i = threadIdx.x; i < Shape::SEEN_ROWS * Shape::A_ROW; i += Shape::THREADS)
+                copy_16_bytes<256>(stage + i * 16, from + offsets[i / Shape::A_ROW] + i % Shape::A_ROW * 8);
+#endif
+            return;
+        }
+#pragma unroll 1
+        for (int i = threadIdx.x; i < Shape::SEEN_ROWS * Shape::A_ROW; i += Shape::THREADS) {
+            const long long offset = offsets[i / Shape::A_ROW];
+            const int at = i % Shape::A_ROW * 8;
+            Sample* to = reinterpret_cast<Sample*>(stage) + 8 * i;
+            const Sample* from = in_plane + offset + begin + at;
+            if (copied || (whole && picture.aligned_in && offset >= 0)) copy_16_bytes<256>(to, from);
+            else if (padded && offset >= 0) *reinterpret_cast<uint4*>(to) = load_anywhere(from);
+            else if (begin + at < picture.row_samples + (2 * RADIUS + 1) * CHANNELS)  // no window sees farther out
+#pragma unroll 1
+                for (int k = 0; k < 8; ++k) {
+                    const int position = border_index(x + (at + k) / CHANNELS, picture.columns, picture.mode_x);
+                    to[k] = offset < 0 || position < 0 ? fill : in_plane[offset + position * CHANNELS + (at + k) % CHANNELS];
+                }
+        }
+    };
+
+    // The stage, channel by channel.
+    const auto split = [&](unsigned char* to) {
+#pragma unroll 1
+        for (int i = threadIdx.x; i < Shape::SEEN_ROWS * Shape::GROUPS; i += Shape::THREADS) {
+            unsigned word[4 * CHANNELS];
+            load_vectors<CHANNELS>(word, stage + i * 16 * CHANNELS, 16);
+            unsigned char* row = to + i / Shape::GROUPS * PITCH + i % Shape::GROUPS * 16;
+#pragma unroll
+            for (int c = 0; c < CHANNELS; ++c) {
+                unsigned own[4];
+#pragma unroll
+                for (int k = 0; k < 4; ++k) own[k] = pair_of(word, 2 * k * CHANNELS + c, (2 * k + 1) * CHANNELS + c) ^ filter.middle;
+                *reinterpret_cast<uint4*>(row + c * Shape::SEEN_ROWS * PITCH) = make_uint4(own[0], own[1], own[2], own[3]);
+            }
+        }
+    };
+
+    // The band's results of the chunk from position `x` on, to memory.
+    const auto write = [&](int x) {
+        const bool whole_write = picture.aligned_out && x + CHUNK <= x_end && y + Shape::ROWS <= picture.out_rows;
+#pragma unroll 1
+        for (int i = threadIdx.x % (32 * CHANNELS); i < Shape::BAND * Shape::GROUPS; i += 32 * CHANNELS) {
+            const int row = i / Shape::GROUPS, at = x + i % Shape::GROUPS * 8, line = y + band * Shape::BAND + row;
+            if (!(FAST_WRITE && whole_write) && (line >= picture.out_rows || at >= x_end)) continue;
+            unsigned own[4 * CHANNELS], word[4 * CHANNELS];
+            load_vectors<CHANNELS>(own, results + row * PITCH + i % Shape::GROUPS * 16, Shape::BAND * PITCH);
+#pragma unroll
+            for (int k = 0; k < 4 * CHANNELS; ++k) {
+                const int one = 2 * k, other = 2 * k + 1;
+                word[k] = filter.middle ^ pair_of(own, 8 * (one % CHANNELS) + one / CHANNELS, 8 * (other % CHANNELS) + other / CHANNELS);
+            }
+            Sample* to = out + (area.plane * picture.out_rows + line) * picture.out_row_samples + at * CHANNELS;
+            if ((FAST_WRITE && whole_write) || (picture.aligned_out && at + 8 <= x_end)) {
+#pragma unroll
+                for (int k = 0; k < CHANNELS; ++k)
+                    store_16_bytes(to + 8 * k, make_uint4(word[4 * k], word[4 * k + 1], word[4 * k + 2], word[4 * k + 3]));
+            } else {
+                const int samples = (x_end - at) * CHANNELS;
+#pragma unroll
+                for (int k = 0; k < 8 * CHANNELS; ++k)
+                    if (k < samples) to[k] = static_cast<Sample>(word[k / 2] >> k % 2 * 16);
+            }
+        }
+    };
+
+    unsigned blocks[SEEN][HIGH][2][4];  // a - 512 and b - 1024, in units of 2^-24, as left factors
+    const unsigned from = static_cast<unsigned>(__cvta_generic_to_shared(planes)) +
+                          (channel * Shape::SEEN_ROWS + band * Shape::BAND + lane % 16) * PITCH + lane / 16 * 16;
+    unsigned char* result = results + (channel * Shape::BAND + group) * PITCH + 8 * place;
+
+    // Sums 16 columns, from byte `at` of the planes on.
+    const auto sum_down = [&](unsigned(&sums)[HIGH][2][4], unsigned at) {
+        unsigned seen[SEEN_BLOCKS][4];
+#pragma unroll
+        for (int block = 0; block < SEEN_BLOCKS; ++block) load_transposed(seen[block], from + at + 16 * block * PITCH);
+#pragma unroll
+        for (int high = 0; high < HIGH; ++high) {
+            int sum[3][2][4] = {};
+#pragma unroll
+            for (int i = 0; i < 8; ++i) sum[2][i / 4][i % 4] = filter.bias;
+#pragma unroll
+            for (int block = 0; block < SEEN; ++block)
+#pragma unroll
+                for (int half = 0; half < 2; ++half)
+#pragma unroll
+                    for (int limb = 0; limb < 3; ++limb)
+                        multiply_add(sum[limb][half], down[block][limb], seen[high + block][2 * half], seen[high + block][2 * half + 1]);
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                unsigned whole[2];
+#pragma unroll
+                for (int k = 0; k < 2; ++k) {
+                    const auto part = [&](int limb) { return static_cast<unsigned>(sum[limb][i / 2][i % 2 * 2 + k]); };
+                    whole[k] = (part(0) << 16) + (part(1) << 8) + part(2);
+                }
+                sums[high][0][i] = add_halves(__byte_perm(whole[0], whole[1], 0x7632) >> 6 & 0x03FF03FFu, 0x82008200u);
+                sums[high][1][i] = add_halves(__byte_perm(whole[0], whole[1], 0x6521) >> 3 & 0x07FF07FFu, 0x84008400u);
+            }
+        }
+    };
+
+    // Sums 16 positions along the rows, from SEEN blocks of which `oldest` is the first.
+    const auto sum_across = [&](int oldest) {
+#pragma unroll
+        for (int high = 0; high < HIGH; ++high) {
+            unsigned bits[2][4];  // of both rows
+#pragma unroll
+            for (int part = 0; part < 2; ++part) {
+                float upper_sum[4] = {}, lower_sum[4] = {}, rest[4] = {};
+#pragma unroll
+                for (int block = 0; block < SEEN; ++block) {
+                    const unsigned(&seen)[2][4] = blocks[(oldest + block) % SEEN][high];
+                    multiply_add(upper_sum, seen[0], upper[block][part][0], upper[block][part][1]);
+                    multiply_add(lower_sum, seen[0], lower[block][part][0], lower[block][part][1]);
+                    multiply_add(ONE_REST ? lower_sum : rest, seen[1], upper[block][part][0], upper[block][part][1]);
+                }
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    const float sum = fma_rn((ONE_REST ? lower_sum[i] : lower_sum[i] + rest[i]), 0x1p-11f, upper_sum[i]);
+                    bits[i / 2][2 * part + i % 2] = __float_as_uint(fma_rn(sum, 0x1p16f, 12582912.0f + 32800.0f));
+                }
+            }
+#pragma unroll
+            for (int row = 0; row < 2; ++row)
+                *reinterpret_cast<uint2*>(result + (16 * high + 8 * row) * PITCH + 32 * oldest) =
+                    make_uint2(__byte_perm(bits[row][0], bits[row][1], 0x5410), __byte_perm(bits[row][2], bits[row][3], 0x5410));
+        }
+    };
+
+    constexpr bool TWO = Shape::SETS == 2;
+    int x = x_begin + picture.centre_x / CHANNELS - RADIUS - 16;  // of the chunk in the stage
+    unsigned set = 0;                                             // of planes that hold the chunk being summed
+    const auto next_chunk = [&] {
+        x += CHUNK;
+        if (x < x_end + picture.centre_x / CHANNELS + RADIUS) fetch(x);
+    };
+    fetch(x);
+    wait_for_copies();
+    __syncthreads();
+    split(planes);
+    __syncthreads();
+    next_chunk();
+#pragma unroll
+    for (int block = 1; block < SEEN; ++block) sum_down(blocks[block - 1], 32 * block);
+    if (TWO) {
+        wait_for_copies();
+        __syncthreads();
+        split(planes + Shape::PLANES);
+        __syncthreads();
+        set = Shape::PLANES;
+        next_chunk();
+    }
+#pragma unroll 1
+    for (int at = x_begin; at < x_end; at += CHUNK) {
+        wait_for_copies();
+        __syncthreads();
+        split(planes + (TWO ? Shape::PLANES - set : 0));
+        if (WRITE_EARLY && at > x_begin) write(at - CHUNK);
+        if (!TWO) {
+            __syncthreads();
+            next_chunk();
+        }
+#pragma unroll
+        for (int block = 0; block < SEEN; ++block) {
+            sum_down(blocks[(SEEN - 1 + block) % SEEN], set + 32 * block);
+            sum_across(block);
+            if (TWO && block == 0) {
+                __syncthreads();
+                next_chunk();
+            }
+        }
+        if (TWO) set = Shape::PLANES - set;
+        if (WRITE_EARLY) continue;
+        if constexpr (CHANNELS > 1) asm volatile("bar.sync %0, %1;" ::"r"(1 + band), "n"(32 * CHANNELS) : "memory");
+        else __syncwarp();
+        write(at);
+    }
+    if (WRITE_EARLY) {
+        __syncthreads();
+        write(x_begin + (x_end - x_begin - 1) / CHUNK * CHUNK);
+    }
+}
+
+struct WordsWeights {
+    int upper[WORDS_REACH + 1], lower[WORDS_REACH + 1], bias;  // by distance
+    unsigned middle;                                           // 2^15 if samples are signed
+};
+
+// Calls each(distance, sample) for the window of result i along `axis`.
+template <typename Sample, typename Each>
+__device__ inline void for_window(const Sample* __restrict__ in, const Axis& axis, long long i, Sample fill, Each each) {
+    const long long column = i % axis.inner, row = i / axis.inner;
+    const Sample* line = in + row / axis.out_length * axis.length * axis.inner + column;
+    const long long centre = row % axis.out_length + (axis.mode == VALID ? axis.before : 0);
+    for (int k = -axis.before; k <= axis.before; ++k) {
+        const long long from = border_index(centre + k, axis.length, axis.mode);
+        each(abs(k), from < 0 ? fill : line[from * axis.inner]);
+    }
+}
+
+// words_down, words_across: the definition, one thread per sum, one axis per pass, for images that `words` does not take.
+__global__ void __launch_bounds__(256)
+words_down(const unsigned short* __restrict__ in, unsigned* __restrict__ sums, Axis axis, unsigned short fill,
+           const __grid_constant__ WordsWeights weights) {
+    const long long total = axis.outer * axis.out_length * axis.inner;
+    for (long long i = blockIdx.x * 256LL + threadIdx.x; i < total; i += gridDim.x * 256LL) {
+        unsigned sum = weights.bias;
+        for_window(in, axis, i, fill, [&](int k, unsigned short sample) {
+            const unsigned x = sample ^ weights.middle;
+            sum += weights.upper[k] * x + weights.lower[k] * (x >> 8);
+        });
+        sums[i] = sum >> 11;
+    }
+}
+
+__global__ void __launch_bounds__(256)
+words_across(const unsigned* __restrict__ sums, unsigned short* __restrict__ out, Axis axis, unsigned fill,
+             const __grid_constant__ WordsWeights weights) {
+    const long long total = axis.outer * axis.out_length * axis.inner;
+    for (long long i = blockIdx.x * 256LL + threadIdx.x; i < total; i += gridDim.x * 256LL) {
+        int upper = 0, lower = 0;
+        for_window(sums, axis, i, fill, [&](int k, unsigned v) {
+            const int a = static_cast<int>(v >> 11) - 512, b = static_cast<int>(v & 2047) - 1024;
+            upper += weights.upper[k] * a;
+            lower += 2 * weights.lower[k] * a + weights.upper[k] * b;
+        });
+        const float sum = fma_rn(__int2float_rn(lower), 0x1p-11f, __int2float_rn(upper));
+        const unsigned bits = __float_as_uint(fma_rn(sum, 0x1p-8f, 12582912.0f + 32800.0f));
+        out[i] = static_cast<unsigned short>(bits ^ weights.middle);
+    }
+}

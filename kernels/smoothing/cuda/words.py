@@ -1,0 +1,123 @@
+"""Gaussians of 16-bit samples along two neighbouring axes, kernels of words.cuh: when they apply, and their launches."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from kernels.runtime.launch import blocks_a_multiprocessor, kernel, multiprocessors, shared_bytes_a_block
+from kernels.smoothing import words
+from kernels.smoothing.cuda import passes, tuning
+from kernels.smoothing.cuda.block_partition import PieceCost, partition, up_to
+from kernels.smoothing.cuda.fused import MAX_BLOCKS, MAX_CHANNELS, MAX_LENGTH, View, picture_of, view_of
+from kernels.smoothing.window import Window
+
+RADII = (16, 32)  # reaches of the compiled kernels; other windows use the next larger
+REACH = 32
+
+ENTRIES = tuple(f"words<{channels}, {radius}>" for radius in RADII for channels in range(1, MAX_CHANNELS + 1))
+GATHER_ENTRIES = ("words_down", "words_across")
+
+
+class WordsFilter(ctypes.Structure):
+    """struct WordsFilter of words.cuh."""
+
+    _fields_ = (
+        *((name, ctypes.c_byte * (REACH + 1)) for name in ("u1", "u0", "f")),
+        *((name, ctypes.c_ushort * (REACH + 1)) for name in ("h", "l")),
+        ("bias", ctypes.c_int),
+        ("middle", ctypes.c_uint),
+    )
+
+
+class WordsWeights(ctypes.Structure):
+    """struct WordsWeights of words.cuh."""
+
+    _fields_ = (
+        *((name, ctypes.c_int * (REACH + 1)) for name in ("upper", "lower")),
+        ("bias", ctypes.c_int),
+        ("middle", ctypes.c_uint),
+    )
+
+
+def applies(shape: tuple[int, ...], dtype: np.dtype[Any], windows: Sequence[Window]) -> bool:
+    view = view_of(shape, windows)
+    if view is None or max(view.columns * view.channels, view.rows) > MAX_LENGTH:
+        return False
+    strip = _Strip(view, _radius(windows))
+    if strip.shared_bytes > shared_bytes_a_block():
+        return False
+    return view.planes * -(-view.rows // strip.rows) * -(-view.columns // strip.chunk) <= MAX_BLOCKS
+
+
+def run(image: Any, windows: Sequence[Window], cval: float, out: Any, stream: Any) -> None:
+    view, radius = view_of(image.shape, windows), _radius(windows)
+    assert view is not None
+    picture, strip = picture_of(image, view, cval, out), _Strip(view, radius)
+    picture.bands = -(-picture.out_rows // strip.rows)
+    resident = min(strip.blocks, blocks_a_multiprocessor(strip.shared_bytes)) * multiprocessors()
+    cost = PieceCost(unit=strip.chunk, begin=tuning.WORDS_START_CHUNKS * strip.chunk)
+    tiles = partition(picture.out_row_samples // view.channels, view.planes * picture.bands, resident, cost)
+    picture.tiles = tiles.pieces
+    kernel("smoothing", f"words<{view.channels}, {radius}>").launch(
+        (view.planes * picture.bands * picture.tiles,),
+        (strip.threads,),
+        (image, out, picture, _filter(image.dtype, windows), tiles),
+        shared_bytes=strip.shared_bytes,
+        stream=stream,
+    )
+
+
+def run_gather(image: Any, windows: Sequence[Window], cval: float, out: Any, stream: Any) -> None:
+    down, across = passes.passes_of(image, windows, cval, out, "float32")  # sums in between have 32 bits too
+    first, second = _weights(windows)
+    middle, fill = _middle(image.dtype), int(cval) & 0xFFFF
+    for entry, step, value, weights in (
+        ("words_down", down, ctypes.c_ushort(fill), WordsWeights(bias=first.bias, middle=middle)),
+        ("words_across", across, ctypes.c_uint(words.sum_of_constant(fill ^ middle, first)), WordsWeights(middle=middle)),
+    ):
+        upper, lower = (first.upper, first.lower) if step is down else (second.upper, second.lower)
+        weights.upper[: upper.size], weights.lower[: lower.size] = upper.tolist(), lower.tolist()
+        passes.launch_gather(entry, step, (value, weights), stream)
+
+
+class _Strip:
+    """What a block of `words` filters together, and needs: struct Words of words.cuh."""
+
+    def __init__(self, view: View, radius: int) -> None:
+        channels = view.channels
+        self.chunk = up_to(16 + 2 * radius, 16)  # positions that it fetches and writes at once
+        few = self.chunk <= 48  # windows see few blocks: more rows, and two sets of planes
+        bands = {1: 6, 2: 3, 3: 2, 4: 3}[channels]
+        self.rows = (32 if few else 16) * bands
+        self.threads, self.blocks = 32 * channels * bands, 1 if channels == 4 else 2
+        seen, pitch = self.rows + self.chunk - 16, (self.chunk // 8 | 1) * 16
+        planes = (2 if few else 1) * seen + self.rows
+        self.shared_bytes = seen * 8 + seen * self.chunk * channels * 2 + planes * channels * pitch
+
+
+def _radius(windows: Sequence[Window]) -> int:
+    return next(radius for radius in RADII if radius >= max(window.after for window in windows))
+
+
+def _weights(windows: Sequence[Window]) -> tuple[words.FirstWeights, words.SecondWeights]:
+    down, across = (window.half_weights or () for window in windows)
+    return words.first_weights(down), words.second_weights(across)
+
+
+def _middle(dtype: np.dtype[Any]) -> int:
+    return words.MIDDLE if dtype.kind == "i" else 0
+
+
+def _filter(dtype: np.dtype[Any], windows: Sequence[Window]) -> WordsFilter:
+    first, second = _weights(windows)
+    found = WordsFilter(bias=first.bias, middle=_middle(dtype) * 0x10001)
+    upper = (first.upper + 128) >> 8
+    for limbs, values in ((found.u1, upper), (found.u0, first.upper - 256 * upper), (found.f, first.lower)):
+        limbs[: values.size] = values.tolist()
+    for halfs, values in ((found.h, second.upper), (found.l, 2 * second.lower)):
+        halfs[: values.size] = values.astype(np.float16).view(np.uint16).tolist()
+    return found
