@@ -1,7 +1,7 @@
 // Gaussians of 16-bit samples along both axes at once, on tensor cores. Part of smoothing.cu.
 #pragma once
 #ifndef FAST_FETCH
-#define FAST_FETCH 1
+#define FAST_FETCH 2
 #endif
 #ifndef WRITE_EARLY
 #define WRITE_EARLY 1
@@ -60,7 +60,7 @@ struct Words {
     static constexpr int CHUNK = 16 * SEEN, GROUPS = CHUNK / 8;             // positions, and groups of 8
     static constexpr int CHUNK_SAMPLES = CHUNK * CHANNELS, A_ROW = CHUNK_SAMPLES / 8;
     static constexpr int PITCH = (CHUNK / 8 | 1) * 16;                       // bytes of a row of one channel
-    static constexpr int PLANES = CHANNELS * SEEN_ROWS * PITCH, SETS = SEEN > 3 ? 1 : 2;
+    static constexpr int PLANES = CHANNELS * SEEN_ROWS * PITCH, SETS = 1;
     static constexpr int STAGE = SEEN_ROWS * CHUNK_SAMPLES * 2;
     static constexpr int SHARED_BYTES = SEEN_ROWS * 8 + STAGE + SETS * PLANES + CHANNELS * ROWS * PITCH;
 };

@@ -95,7 +95,7 @@ class _Strip:
         self.rows = (32 if few else 16) * bands
         self.threads, self.blocks = 32 * channels * bands, 1 if channels == 4 else 2
         seen, pitch = self.rows + self.chunk - 16, (self.chunk // 8 | 1) * 16
-        planes = (2 if few else 1) * seen + self.rows
+        planes = seen + self.rows
         self.shared_bytes = seen * 8 + seen * self.chunk * channels * 2 + planes * channels * pitch
 
 
