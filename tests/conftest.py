@@ -150,8 +150,7 @@ def _place_on_the_gpus(request: pytest.FixtureRequest) -> Iterator[None]:
     if _BARE_MEMORY in os.environ:
         import cupy
 
-        # Whole words: kernels may read all of an aligned word of which an array has a byte.
-        cupy.cuda.set_allocator(lambda size: cupy.cuda.MemoryPointer(cupy.cuda.Memory(-(-size // 4) * 4), 0))
+        cupy.cuda.set_allocator(lambda size: cupy.cuda.MemoryPointer(cupy.cuda.Memory(size), 0))
     with _PLACE.open("a") as place, _ROOM.open("a") as room:
         if large:
             fcntl.flock(room, fcntl.LOCK_EX)

@@ -23,26 +23,30 @@ import numpy as np
 from benchmarks.options import Options
 from benchmarks.rounds import Rival, band, measure, ratio
 from kernels.nufft import Nufft, Toeplitz, toeplitz_kernel
-from kernels.sense import centre_images, cg_sense, density, gridded, sensitivities, toeplitz_normal
+from kernels.sense import CapturedCg, centre_images, cg_sense, density, gridded, sensitivities, toeplitz_normal
 from kernels.sense.regularized import L1Wavelet, Problem, regularized_sense
 
 STRENGTH, WAVELET_ITERATIONS = 0.01, 50  # of l1-wavelet
 Scan = tuple[Any, Any, tuple[int, int]]
 
 
-def synthetic(coils: int, n: int, spokes: int, samples: int) -> Scan:
-    """k-space (coils, spokes, samples) of an ellipse, golden angles in cycles per field of view, and the matrix."""
-    angle = np.arange(spokes) * np.pi * (np.sqrt(5) - 1) / 2
-    radius = (np.arange(samples) - samples // 2) * (n / samples)
-    points = radius[None, :, None] * np.stack([np.cos(angle), np.sin(angle)], axis=1)[:, None, :]
+def coil_images(coils: int, n: int) -> Any:
+    """Of an ellipse with a hole, complex (coils, n, n)."""
     r = (np.arange(n) - n // 2) / n
     picture = ((r[:, None] / 0.4) ** 2 + (r / 0.3) ** 2 < 1) - 0.5 * (
         ((r[:, None] - 0.1) / 0.1) ** 2 + (r / 0.1) ** 2 < 1
     )
     turn = 2 * np.pi * np.arange(coils)[:, None, None] / coils
     away = (r[:, None] - 0.45 * np.cos(turn)) ** 2 + (r - 0.45 * np.sin(turn)) ** 2
-    maps = np.exp(-away / 0.25 + 1j * turn)
-    kspace = Nufft(points.reshape(-1, 2), (n, n), eps=1e-4).forward((maps * picture).astype(np.complex64))
+    return np.exp(-away / 0.25 + 1j * turn) * picture
+
+
+def synthetic(coils: int, n: int, spokes: int, samples: int) -> Scan:
+    """k-space (coils, spokes, samples) of `coil_images`, golden angles in cycles per field of view, and the matrix."""
+    angle = np.arange(spokes) * np.pi * (np.sqrt(5) - 1) / 2
+    radius = (np.arange(samples) - samples // 2) * (n / samples)
+    points = radius[None, :, None] * np.stack([np.cos(angle), np.sin(angle)], axis=1)[:, None, :]
+    kspace = Nufft(points.reshape(-1, 2), (n, n), eps=1e-4).forward(coil_images(coils, n).astype(np.complex64))
     return kspace.reshape(coils, spokes, samples), points, (n, n)
 
 
@@ -109,13 +113,13 @@ def _sigpy(data: Any, points: Any, maps: Any, iterations: int, **how: Any) -> Ca
     return lambda: SenseRecon(data, maps, coord=points, max_iter=iterations, show_pbar=False, **how).run()
 
 
-def _sigpy_wavelets(data: Any, points: Any, maps: Any, strength: float) -> Callable[[], Any] | None:
+def _sigpy_wavelets(data: Any, points: Any, maps: Any, strength: float, **how: Any) -> Callable[[], Any] | None:
     if importlib.util.find_spec("sigpy") is None:
         return None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from sigpy.mri.app import L1WaveletRecon
-    how = {"wave_name": "db2", "max_iter": WAVELET_ITERATIONS, "show_pbar": False}
+    how = {"wave_name": "db2", "max_iter": WAVELET_ITERATIONS, "show_pbar": False} | how
     return lambda: L1WaveletRecon(data, maps, strength, coord=points, **how).run()
 
 
@@ -202,7 +206,18 @@ def gpu_rivals(scan: Scan, iterations: int) -> list[Rival]:
     transform = Nufft(flat, shape, eps=1e-4, coils=len(kspace))
     toeplitz = Toeplitz(toeplitz_kernel(flat, weights, shape, 1e-4), shape)
     normal = toeplitz_normal(toeplitz, maps)
-    right = gridded(transform, data, maps, weights)
+    cupy.cuda.Device().synchronize()
+    stream = cupy.cuda.Stream(non_blocking=True)  # the default stream cannot be captured
+    with stream:
+        right = gridded(transform, data, maps, weights)
+        solver = CapturedCg(normal, right)
+        problem = Problem(
+            normal=lambda series: normal(series[0])[None],
+            right=right[None].copy(),
+            energy=float((weights * cupy.abs(data) ** 2).sum()),
+            penalties=[L1Wavelet(STRENGTH, shape, xp=cupy)],
+        )
+        strength = STRENGTH * float(cupy.abs(right).max()) / math.sqrt(math.prod(shape))
 
     def set_up() -> None:
         found = density.pipe_menon(flat, shape)
@@ -212,7 +227,8 @@ def gpu_rivals(scan: Scan, iterations: int) -> list[Rival]:
 
     def synchronised(run: Callable[[], Any]) -> Callable[[], Any]:
         def whole() -> None:
-            run()
+            with stream:
+                run()
             cupy.cuda.Device().synchronize()
 
         return whole
@@ -223,12 +239,15 @@ def gpu_rivals(scan: Scan, iterations: int) -> list[Rival]:
         "  maps": lambda: sensitivities.walsh(centre_images(data, flat, weights, shape, width=24, taper=True), shape),
         "right-hand side": lambda: gridded(transform, data, maps, weights),
         "one normal operator": lambda: normal(right),
-        "right-hand side and iterations": lambda: cg_sense(
-            normal, gridded(transform, data, maps, weights), iterations=iterations
+        "right-hand side and iterations": lambda: solver.solve(
+            gridded(transform, data, maps, weights), iterations=iterations
         ),
+        "l1-wavelet, 100 iterations": lambda: regularized_sense(problem, iterations=100),
     }
     if theirs := _sigpy(data, flat, maps, iterations, weights=weights, device=0):
         steps["sigpy SenseRecon on CuPy"] = theirs
+    if theirs := _sigpy_wavelets(data, flat, maps, strength, weights=weights, device=0, max_iter=100):
+        steps["sigpy L1WaveletRecon on CuPy"] = theirs
     return [Rival(name=name, device="cuda", run=synchronised(run)) for name, run in steps.items()]
 
 
@@ -256,6 +275,7 @@ def main() -> None:
         ("millrace l1-wavelet", "bart pics -R W (command)"),
         ("millrace, maps given", "sigpy SenseRecon, maps given"),
         ("right-hand side and iterations", "sigpy SenseRecon on CuPy"),
+        ("l1-wavelet, 100 iterations", "sigpy L1WaveletRecon on CuPy"),
         ("millrace run mri, maps given (command)", "bart pics, maps given (command)"),
         ("millrace run mri (command)", "bart nufft, ecalib, pics (commands)"),
     ):

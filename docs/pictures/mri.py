@@ -2,7 +2,7 @@
 """Draws the pictures of docs/mri.md and prints the figures of their captions. Usage: mri.py FOLDER
 
 FOLDER holds cardiac_radial.h5 (gpuNUFFT's demo) and phantom_spiral.h5 (OCTOPUS) as ISMRMRD files in cycles/pixel;
-BART must be installed.
+BART and SigPy must be installed.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,19 +53,32 @@ def of_a_scan(scan: Path, asked: dict[str, str], part: Any, folder: str, zoom: f
 
 
 def regularised_heart(scan: Path, folder: str) -> Image.Image:
-    """All readouts by both programs, with the same maps, strengths and numbers of iterations."""
+    """All readouts by three programs, with the same maps and strengths: a row for each penalty."""
     whole = quality.spirals(scan)
     part = quality.part_of(quality.Scan(name="heart", kspace=whole.kspace, points=whole.points, shape=whole.shape,
                                         kept=slice(None)))  # fmt: skip
     normal, right = part.normal_and_right()
-    images = {"CG-SENSE": cg_sense(normal, right, iterations=10)[0]}
-    programs = {"Millrace": quality.ours(part), "BART": quality.by_bart(part, whole.points.shape[1], Path(folder))}
-    for name, short in (("l1-wavelet", "wavelets"), ("tv", "TV")):
-        for program, run in programs.items():
+    few, many = (cg_sense(normal, right, iterations=count)[0] for count in (10, 30))
+    white = float(np.quantile(np.abs(few), 0.997))
+    rows = []
+    for name, short, label, first in (
+        ("l1-wavelet", "wavelets", "CG-SENSE, 10 iterations", few),
+        ("tv", "TV", "CG-SENSE, 30 iterations", many),
+    ):
+        images = {label: first}
+        for program, run in programs(part, whole.points.shape[1], folder).items():
             image = run(name, STRENGTH[name])
-            images[f"{short}, {program}"] = image * np.vdot(image, images["CG-SENSE"]) / np.vdot(image, image)
-    white = float(np.quantile(np.abs(images["CG-SENSE"]), 0.997))
-    return beside([picture(each.T[HEART], label, white) for label, each in images.items()])
+            images[f"{short}, {program}"] = image * np.vdot(image, few) / np.vdot(image, image)
+        rows.append(beside([picture(each.T[HEART], label, white) for label, each in images.items()]))
+    return beside(rows, across=False)
+
+
+def programs(part: quality.Part, samples: int, folder: str) -> dict[str, Callable[[str, float], Any]]:
+    return {
+        "Millrace": quality.ours(part),
+        "BART": quality.by_bart(part, samples, Path(folder)),
+        "SigPy": quality.by_sigpy(part),
+    }
 
 
 def wavelets(folder: str) -> Image.Image:
@@ -82,7 +95,7 @@ def wavelets(folder: str) -> Image.Image:
     normal, right = part.normal_and_right()
     images: dict[str, Any] = {"CG-SENSE": cg_sense(normal, right, iterations=10)[0]}
     for program, run in (("Millrace", quality.ours(part)), ("BART", quality.by_bart(part, 2 * N, Path(folder)))):
-        tried = [run("l1-wavelet", strength) for strength in quality.STRENGTHS]
+        tried = [run("l1-wavelet", strength) for strength in quality.STRENGTHS[::2]]
         images[f"wavelets, {program}"] = min(tried, key=lambda image: quality.errors(image, truth)[0])
     white = float(truth.max())
     rows = [[picture(truth.T, "truth", white, 2)], [picture(0 * truth, "", white, 2)]]

@@ -123,4 +123,9 @@ def _in_turn(image: Any, size: Any, first: Callable[..., Any], second: Callable[
     if out is not None and hasattr(image, "dtype"):
         dtype = np.dtype(image.dtype).newbyteorder("=")
         check_out(out, image.shape, dtype, apart_from={"image": image})
-    return second(first(image, size, **options), size, out=out, **options)
+    first, second = partial(first, size=size, **options), partial(second, size=size, out=out, **options)
+    if isinstance(image, np.ndarray) or not hasattr(image, "__cuda_array_interface__"):
+        return second(first(image))
+    from kernels.morphology import cuda
+
+    return cuda.in_turn(image, first, second, stream=options.get("stream"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -39,6 +39,15 @@ def difference(image: Any, subtracted: Any, out: Any, nodata: float | None, *, s
             (min(blocks_of(out.size, THREADS), MAX_BLOCKS),), (THREADS,),
             (image, subtracted, out, ctypes.c_longlong(out.size), value, ctypes.c_int(has_nodata)), stream=current,
         )  # fmt: skip
+
+
+def in_turn(image: Any, first: Callable[..., Any], second: Callable[..., Any], *, stream: Any) -> Any:
+    """The second filter of the first's result, in an array of ours: launches into given arrays are repeated."""
+    import cupy
+
+    with on_stream(image, stream):
+        between = cupy.empty(image.shape, image.dtype)
+        return second(first(image, out=between))
 
 
 VARIANTS: Mapping[str, Variant] = MappingProxyType(

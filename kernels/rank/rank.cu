@@ -12,8 +12,8 @@
 // Kernels, naive to fast:
 //   rank_gather (gather.cuh)     one thread per result, by bisection of the keys: each step counts the window's samples
 //   rank_ordered (ordered.cuh)   a moving window over the sorted samples of a tile: cost grows with the window's surface
-//   rank_columns (columns.cuh)   boxes of medium size: counts of the columns of a sorted tile, at a cost that hardly grows
-//                                with the window
+//   rank_bitsets (bitsets.cuh)   boxes of medium size: bits over the sorted samples of a tile, at a cost that hardly grows with
+//                                the window
 //   median_tile (tile.cuh)       medians of squares of 9 to 15, by networks in registers, tiles within tiles
 //   median_square (square.cuh)   medians of 3 × 3, 5 × 5 and 7 × 7, by networks in registers that neighbours share
 //   median_rows (rows.cuh)       those of 3 × 3, if rows are aligned: one pass down rows of registers
@@ -22,7 +22,7 @@
 //                                with the window (extremes/box.cuh, extremes/strip.cuh)
 //   extreme_rows                 those along rows of pixels with channels (extremes/words.cuh)
 
-#include "cuda/columns.cuh"
+#include "cuda/bitsets.cuh"
 #include "cuda/cube.cuh"
 #include "cuda/extremes/box.cuh"
 #include "cuda/extremes/strip.cuh"

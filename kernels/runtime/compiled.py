@@ -7,14 +7,19 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
+from types import CodeType
 from typing import Any, TypeVar, cast
 
 import numba
 import numba.np.linalg
 from numba.core import event
 from numba.core.caching import FunctionCache
+from numba.core.codegen import JITCodeLibrary
+from numba.core.compiler import Compiler
+from numba.core.registry import CPUDispatcher
+from numba.core.types.misc import unliteral
 
 from kernels.runtime import compiling
 from kernels.runtime.binaries import cache_folder
@@ -58,16 +63,74 @@ def compiled(function: Function) -> Function:
 
     Cached in NUMBA_CACHE_DIR or the user's cache folder; if neither is writable, each process compiles it again.
     """
-    with _own_folder():
-        body = numba.njit(nogil=True, error_model="numpy")(function)
-        with suppress(RuntimeError):  # "no locator available": no writable folder
-            body._cache = _MendingCache(function)
-    return cast("Function", body)
+    return cast("Function", _Compiled(function))
+
+
+class _CalleeLibrary(JITCodeLibrary):  # type: ignore[misc]
+    """LLVM code that is optimised and compiled only as part of its callers, never by itself."""
+
+    def _optimize_final_module(self) -> None:
+        pass
+
+    def _finalize_final_module(self) -> None:
+        self._finalize_dynamic_globals()
+        self._finalized = True
+
+    def get_pointer_to_function(self, name: str) -> int:
+        return 0  # there is no machine code
+
+    @property
+    def codegen(self) -> _CalleeLibrary:
+        return self  # for `set_env`
+
+    def set_env(self, name: str, environment: Any) -> None:
+        """Only machine code has an environment, and only code that calls Python reads it."""
+
+
+class _CalleeCompiler(Compiler):  # type: ignore[misc]
+    def __init__(self, typing: Any, target: Any, _library: None, *rest: Any) -> None:
+        super().__init__(typing, target, _CalleeLibrary(target.codegen(), "callee"), *rest)
+
+
+_OPTIONS = {"nopython": True, "nogil": True, "error_model": "numpy", "no_cfunc_wrapper": True}
+
+
+class _Callee(CPUDispatcher):  # type: ignore[misc]
+    """A function as other compiled functions call it. Numba would also compile it by itself, with code that converts
+    Python's arguments, and again for each constant that is passed, which would more than double the time to compile.
+    """
+
+    def __init__(self, function: Any) -> None:
+        super().__init__(
+            function, targetoptions=_OPTIONS | {"no_cpython_wrapper": True}, pipeline_class=_CalleeCompiler
+        )
+
+    def get_call_template(self, args: Any, kws: Any) -> Any:
+        return super().get_call_template(map(unliteral, args), {name: unliteral(kws[name]) for name in kws})
+
+
+class _Compiled(CPUDispatcher):  # type: ignore[misc]
+    """A function as Python calls it; other compiled functions are given its `callee`."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__(function, targetoptions=_OPTIONS.copy())
+        with _own_folder(), suppress(RuntimeError):  # "no locator available": no writable folder
+            self._cache = _MendingCache(function)
+
+    @cached_property
+    def callee(self) -> _Callee:
+        return _Callee(self.py_func)
+
+    def get_call_template(self, args: Any, kws: Any) -> Any:
+        return self.callee.get_call_template(args, kws)
+
+    def get_overload(self, sig: Any) -> Any:
+        return self.callee.get_overload(sig)
 
 
 class _MendingCache(FunctionCache):  # type: ignore[misc]
     """Numba's cache, except that it replaces files truncated by a crash or a full disk, and that its key includes the
-    constants that a function uses from other files, since they are compiled in.
+    constants and the callees of a function, since they are compiled in and may come from other files.
     """
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
@@ -79,11 +142,11 @@ class _MendingCache(FunctionCache):  # type: ignore[misc]
             return None
 
     def _index_key(self, sig: Any, codegen: Any) -> Any:
-        return (*super()._index_key(sig, codegen), *sorted(_constants(self._py_func)))
+        return (*super()._index_key(sig, codegen), *sorted(_compiled_in(self._py_func)))
 
 
-def _constants(function: Any) -> set[tuple[str, str]]:
-    """Names and values of the constants in a function and in the compiled functions that it calls."""
+def _compiled_in(function: Any) -> set[tuple[str, str]]:
+    """Names and values of the constants in a function and in the compiled functions that it calls, and their code."""
     found, met, waiting = set(), {function}, [function]
     while waiting:
         each = waiting.pop()
@@ -95,7 +158,13 @@ def _constants(function: Any) -> set[tuple[str, str]]:
             if called is not None and called not in met:
                 met.add(called)
                 waiting.append(called)
+                found.add((called.__qualname__, _digest(called.__code__)))
     return found
+
+
+def _digest(code: CodeType) -> str:
+    values = [value for value in code.co_consts if not isinstance(value, CodeType)]
+    return hashlib.sha256(repr((code.co_code, values, code.co_names)).encode()).hexdigest()[:16]
 
 
 @contextmanager

@@ -40,6 +40,7 @@ class Case:
     axes: tuple[int, ...]
     sizes: tuple[int, ...] | None = None  # box: samples along each of `axes`
     sigmas: tuple[float, ...] | None = None  # Gaussian: standard deviation along each of `axes`
+    orders: tuple[int, ...] | None = None  # Gaussian: derivatives, which the oracles do not know
     modes: tuple[str, ...]
     cval: float = 0
     content: str = "random"
@@ -60,13 +61,15 @@ class Case:
         if self.sizes is not None:
             return box(image, self.sizes, **common)
         assert self.sigmas is not None
-        return gaussian(image, self.sigmas, **common)
+        return gaussian(image, self.sigmas, order=self.orders or 0, **common)
 
     def windows(self) -> list[Window]:
         if self.sizes is not None:
             made = [box_window(a, s, m) for a, s, m in zip(self.axes, self.sizes, self.modes, strict=True)]
         else:
-            made = gaussian_windows(self.axes, self.sigmas or (), self.modes, np.dtype(self.dtype))
+            made = gaussian_windows(
+                self.axes, self.sigmas or (), self.modes, np.dtype(self.dtype), orders=self.orders
+            )  # fmt: skip
         return sorted((window for window in made if window.taps > 1), key=lambda window: window.axis)
 
     def exact(self) -> Array:
@@ -181,7 +184,7 @@ def cases() -> Iterator[Case]:
         # uint8: exact up to the longest reach, some with an axis that is not filtered; the last reaches too far.
         for sigmas in ((8.0, 5.0), (3.0, 8.0), (0.1, 2.0), (2.0, 0.1), (1.0, 8.2)):
             yield Case(
-                shape=(67, 109), dtype="uint8", axes=(0, 1), sigmas=sigmas, modes=(mode,) * 2, cval=251, content=content
+                shape=(67, 139), dtype="uint8", axes=(0, 1), sigmas=sigmas, modes=(mode,) * 2, cval=251, content=content
             )
 
 

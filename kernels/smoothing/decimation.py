@@ -1,17 +1,21 @@
 """Wide Gaussians at a cost that does not grow with their width: decimate, smooth a coarse grid, interpolate.
 
 Along an axis, a Gaussian of standard deviation sigma is smooth over several samples, so a coarse grid of every D-th
-sample holds it: D = 2**e, with sigma between 3.2 D and 6.4 D. Coarse samples lie at the multiples of D in absolute
-coordinates, so results do not depend on how an image is cut. D is the product of stages of factor d <= 8:
+sample holds it: D = 2**e, with sigma between 3.2 D and 6.4 D; from sigma 8 on, D is at least 4. Coarse samples lie at
+the multiples of D in absolute coordinates, so results do not depend on how an image is cut. D is the product of stages
+of factor d <= 8:
     decimate      c[j] = sum over k of B[k] x[d j + k]
     interpolate   y[i] = sum over j of d B[i - d j] c[j]
 where B is m boxes of d samples convolved (a B-spline of order m), whose spectrum has an m-fold zero at every frequency
-that folds onto a low one. Between decimation and interpolation the coarse samples are smoothed with
-weights whose spectrum is that of the Gaussian divided by those of all stages, cut at 5 sigma.
+that folds onto a low one; for m = 4 these zeros are moved apart (`MOVED`). If d = 4 leaves less than 3.2 coarse
+samples, B is `QUARTER`, which is small as far around these frequencies as the spectrum of 2 coarse samples reaches.
+Between decimation and interpolation the coarse samples are smoothed with weights whose spectrum is that of the Gaussian
+divided by those of all stages, cut at 5 sigma.
 
 The weights that a sample receives differ from the real Gaussian's by at most `WEIGHT_ERROR` in all (the sum of the
 absolute differences, along one axis), measured over sigmas from 7.6 to 400: 0.05 of a step of 16 bits. m is 6, or 4 for
-stages after which sigma is still 16 samples or more.
+stages after which sigma is still 8 samples or more. Bytes allow `BYTE_WEIGHT_ERROR`, 0.05 of their steps: D is at
+least 8 from sigma 16 on, and m is 4 for stages of factor 8.
 
 Source: Unser, Aldroubi and Eden, "Fast B-spline transforms for continuous image representation and interpolation",
 IEEE PAMI 13 (1991); the correction of the coarse weights is that of gridding in non-uniform FFTs.
@@ -26,8 +30,19 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-WEIGHT_ERROR = 1.4e-6
+WEIGHT_ERROR, BYTE_WEIGHT_ERROR = 1.4e-6, 4e-4
 COARSE_SIGMA = 3.2  # least standard deviation, in coarse samples
+QUARTER_FROM = 8.0  # the standard deviation from which D is at least 4, since `QUARTER` allows 2 coarse samples
+EIGHTH_FROM = 16.0  # likewise for bytes, 8
+# Weights at distances 0 … 11: of all with the sum 1, those of the least energy sum over j = 1, 2, 3 of the integral of
+# H(f + j / 4)**2 G(f)**2 over |f| < 1/8, where H is their spectrum, and G that of a Gaussian of 8.1 samples.
+QUARTER = (
+    0.122556087, 0.117158238, 0.102358045, 0.0814862310, 0.0588137566, 0.0382663943, 0.0221641837, 0.0112622817,
+    0.00490820426, 0.00174502896, 0.000477748738, 0.0000818446023,
+)  # fmt: skip
+# How far the zeros of splines of order 4 lie on both sides of the frequencies that fold onto 0, in cycles per coarse
+# sample: as those of the Hermite polynomial of degree 4, which fit the spectrum of a Gaussian of 8 coarse samples.
+MOVED = (0.010438, 0.032841)
 MOST_FACTOR = 8  # of a stage
 CUT = 5.0  # the coarse weights end at this many standard deviations
 FREQUENCIES = 4096
@@ -95,17 +110,21 @@ class Decimation:
 
 
 @functools.lru_cache(maxsize=64)
-def decimation(sigma: float, dtype: np.dtype, order: int = 0) -> Decimation:
+def decimation(sigma: float, dtype: np.dtype, order: int = 0, *, bytewise: bool = False) -> Decimation:
     """For a standard deviation of at least 7.6 samples; weights are rounded to `dtype`, float32 or float64.
 
-    order : of the derivative, 0 for the Gaussian itself
+    order    : of the derivative, 0 for the Gaussian itself
+    bytewise : whether results are rounded to bytes
     """
     stages, factor = [], 1
     whole = 1 << int(math.log2(sigma / COARSE_SIGMA))
+    if sigma >= QUARTER_FROM and order == 0:
+        whole = max(whole, 8 if bytewise and sigma >= EIGHTH_FROM else 4)
     while factor < whole:
         step = min(MOST_FACTOR, whole // factor)
         factor *= step
-        stages.append(_stage(step, 4 if sigma >= 16 * factor else 6, dtype))
+        short = sigma >= 8 * factor or (bytewise and step == MOST_FACTOR)
+        stages.append(_stage(step, 4 if short else 6, dtype, quarter=step == 4 and sigma < COARSE_SIGMA * factor))
     spectrum = _coarse_spectrum(sigma / whole, stages)
     if order:
         # A cut at the same place leaves out more of a derivative, which falls later.
@@ -120,11 +139,8 @@ def decimation(sigma: float, dtype: np.dtype, order: int = 0) -> Decimation:
 
 
 @functools.cache
-def _stage(factor: int, order: int, dtype: np.dtype) -> Stage:
-    spline = np.ones(1)
-    for _ in range(order):
-        spline = np.convolve(spline, np.ones(factor))  # whole numbers, exact
-    down = spline / float(factor) ** order
+def _stage(factor: int, order: int, dtype: np.dtype, *, quarter: bool) -> Stage:
+    down = np.array((*QUARTER[:0:-1], *QUARTER)) if quarter else _spline(factor, order)
     reach = len(down) // 2
     up = np.zeros((factor, order))
     for phase in range(factor):
@@ -136,14 +152,23 @@ def _stage(factor: int, order: int, dtype: np.dtype) -> Stage:
     return Stage(factor=factor, order=order, down=next(rounded), up=tuple(rounded))
 
 
+def _spline(factor: int, order: int) -> NDArray[np.float64]:
+    """B of the module's docstring, from its first sample to its last."""
+    spline = np.ones(1)
+    for zero in MOVED if order == 4 else (0.0,) * (order // 2):
+        wave = np.exp(2j * math.pi * zero / factor * (np.arange(factor) - (factor - 1) / 2))
+        spline = np.convolve(spline, np.convolve(wave, wave.conj()).real)
+    return np.asarray(spline / spline.sum())
+
+
 def _coarse_spectrum(sigma: float, stages: list[Stage]) -> NDArray[np.float64]:
     """That of the coarse weights: the Gaussian's over those of the stages, twice each."""
     frequency = np.arange(FREQUENCIES // 2 + 1) / FREQUENCIES  # cycles per coarse sample
     spectrum = np.exp(-2 * (math.pi * sigma * frequency) ** 2)
     step = math.prod(stage.factor for stage in stages)
     for stage in stages:
-        at = np.maximum(frequency, 1e-12) / step  # cycles per sample of the stage's finer grid
-        box = np.sin(math.pi * stage.factor * at) / (stage.factor * np.sin(math.pi * at))
-        spectrum = spectrum / box ** (2 * stage.order)
+        distance = np.arange(-stage.reach, stage.reach + 1)
+        cosines = np.cos(2 * math.pi / step * frequency[:, None] * distance)
+        spectrum = spectrum / (cosines @ np.array(stage.down)) ** 2
         step //= stage.factor
     return spectrum

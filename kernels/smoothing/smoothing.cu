@@ -20,7 +20,7 @@
 //   box_running (running.cuh)       boxes of integers, any size: both axes at once, by running sums
 //   box_column_sums (columns.cuh)   the same for bytes, if windows are not too wide: by sums down the columns
 //   box_extend, box_double          boxes past 255 samples, one axis per pass, by doubling in device memory (far.cuh)
-//   box_starts, box_sweep           boxes of integers past 255 samples, both axes at once, by prefix sums (sweep.cuh)
+//   box_starts, box_sweep           boxes of integers past 255 samples, both axes at once, along wide strips (sweep.cuh)
 //   gauss_far                       Gaussians past 255 taps that are not decimated: gauss_gather with weights in memory
 //   decimate, interpolate           wide Gaussians on a coarse grid (resample.cuh)
 //   decimate_plane, …               the same along two axes at once (planes.cuh)

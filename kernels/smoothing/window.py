@@ -107,7 +107,9 @@ def gaussian_windows(
     for place, (axis, sigma, mode, reach) in enumerate(zip(axes, sigmas, modes, reaches, strict=True)):
         if coarse[place]:
             offset = 0 if offsets is None else offsets[place]
-            windows.append(_decimated_window(axis, float(sigma), mode, dtype, offset, int(derivatives[place])))
+            bytewise = dtype == np.uint8 and not any(derivatives)
+            coarse_grid = decimation(float(sigma), _precision(dtype), int(derivatives[place]), bytewise=bytewise)
+            windows.append(_decimated_window(axis, mode, coarse_grid, offset))
             continue
         if derivatives[place]:
             taps = derivative_weights(float(sigma), reach, int(derivatives[place]), _precision(dtype))
@@ -148,8 +150,7 @@ def check_order(order: Any, reach: int, sigma: float) -> None:
         raise ValueError(f"sigma {sigma:g} reaches no neighbour, from which a derivative is computed: raise sigma")
 
 
-def _decimated_window(axis: int, sigma: float, mode: str, dtype: np.dtype, offset: int, order: int) -> Window:
-    coarse = decimation(sigma, _precision(dtype), order)
+def _decimated_window(axis: int, mode: str, coarse: Decimation, offset: int) -> Window:
     before, after = coarse.extent
     return Window(
         axis=axis, before=before, after=after, mode=_known(mode), half_weights=coarse.half_weights, decimation=coarse,

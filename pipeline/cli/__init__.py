@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator, MutableMapping
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, cast
 
 import click
 
 from pipeline import __version__
-from pipeline.cli import admin as admin_commands
-from pipeline.cli import client as client_commands
 from pipeline.cli import local as local_commands
-from pipeline.cli import service as service_commands
-from pipeline.cli.doctor import check_machine
 from pipeline.cli.help import Group, did_you_mean
-from pipeline.cli.kernels import kernels_group
 from pipeline.cli.stdout import open_closed_streams, settle, watched_stdout
-from pipeline.cli.workload_commands import run_group, submit_group
+from pipeline.cli.workload_commands import run_group
 from pipeline.errors import MillraceError, OperatorError, printable, shortage
 from pipeline.stopping import Stopped, raise_on_signals
 
@@ -43,15 +40,54 @@ def cli() -> None:
     """Process large images, potential maps and MRI raw data on every GPU of a machine, or on its CPU."""
 
 
+# Where each command is, as MODULE:NAME, or the module alone if its command has the same name.
 _COMMANDS = {
-    "On this machine": (run_group, *local_commands.COMMANDS, check_machine, kernels_group),
-    "Use a service": (submit_group, *client_commands.COMMANDS),
-    "Run a service": (*service_commands.COMMANDS, *admin_commands.COMMANDS),
-}
-for _section in _COMMANDS.values():
-    for _command in _section:
-        cli.add_command(_command)
-cli.sections = {str(each.name): title for title, section in _COMMANDS.items() for each in section}
+    "On this machine": {
+        "run": "workload_commands:run_group", "verify": "local", "demo": "local", "devices": "local",
+        "worker": "local", "doctor": "doctor:check_machine", "kernels": "kernels:kernels_group",
+    },
+    "Use a service": {
+        "submit": "workload_commands:submit_group",
+        **dict.fromkeys(("jobs", "status", "wait", "logs", "cancel", "retry", "result", "workers"), "client"),
+    },
+    "Run a service": {
+        **dict.fromkeys(("serve", "config", "token", "backup", "restore"), "service"),
+        **dict.fromkeys(("admin", "usage"), "admin"),
+    },
+}  # fmt: skip
+
+
+class _OnDemand(MutableMapping[str, click.Command]):
+    """Commands that are imported when they are used, or listed by `--help`: those of a service take 0.15 s."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, click.Command | str] = {
+            name: place for section in _COMMANDS.values() for name, place in section.items()
+        }
+
+    def __getitem__(self, name: str) -> click.Command:
+        found = self._found[name]
+        if isinstance(found, str):
+            module, _, called = found.partition(":")
+            found = cast("click.Command", getattr(import_module(f"pipeline.cli.{module}"), called or name))
+            self._found[name] = found
+        return found
+
+    def __setitem__(self, name: str, command: click.Command) -> None:
+        self._found[name] = command
+
+    def __delitem__(self, name: str) -> None:
+        del self._found[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._found)
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+
+cli.commands = _OnDemand()
+cli.sections = {name: title for title, section in _COMMANDS.items() for name in section}
 
 
 def main() -> NoReturn:

@@ -217,6 +217,3 @@ def _usage_line(row: dict[str, Any]) -> str:
     moved = f"{format_bytes(row['read_bytes'])} read, {format_bytes(row['written_bytes'])} written"
     hours = f"{row['gpu_seconds'] / 3600:.2f} GPU-hours, {row['device_seconds'] / 3600:.2f} device-hours"
     return printable("  ".join(filter(None, (row["day"], who, hours, moved, jobs))))
-
-
-COMMANDS = (admin, usage)

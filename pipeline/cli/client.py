@@ -247,9 +247,6 @@ def workers(as_json: bool) -> None:
         say("\n".join(_worker_line(each) for each in found))
 
 
-COMMANDS = (jobs, status, wait, logs, cancel, retry, result, workers)
-
-
 def _show_estimate(found: list[Any]) -> None:
     """What the first of the jobs will take, on stderr; nothing if the service cannot tell yet."""
     with suppress(MillraceError):

@@ -69,15 +69,6 @@ def _devices() -> Iterator[Finding]:
         if obstacle is None and report.name.startswith("cuda"):
             obstacle = fault_in_computing(int(report.name.partition(":")[2]))
         yield Finding(report.name, report.description, obstacle)
-    if any(report.name.startswith("cuda:") for report in discover()):
-        yield _device_codecs()
-
-
-def _device_codecs() -> Finding:
-    from pipeline.codecs import nvcomp
-
-    version = nvcomp.version()
-    return Finding("GPU codecs", "LZ4" if version is None else f"LZ4, and Zstandard encoded by nvCOMP {version}", None)
 
 
 def _memory() -> Finding:

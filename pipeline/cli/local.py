@@ -373,6 +373,3 @@ def verify(
     verified.refuse_differences()
     if not (as_json or quiet):
         say(printable(verified.line()))
-
-
-COMMANDS = (verify, demo, devices, worker)

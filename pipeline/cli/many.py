@@ -33,13 +33,17 @@ def run_many(
     from pipeline.engine.listing import DEFAULT_NAME, check_folder, matching, named
     from pipeline.engine.many import ManyEvents, ManyFilesRun, ManyOptions
     from pipeline.engine.receipt import to_json
+    from pipeline.formats.image import whole_files
     from pipeline.workloads import workload_named
 
     kind = workload_named(workload)
     check_folder(inputs, folder, kind)
-    wanted = named(matching(inputs, kind), folder, template or DEFAULT_NAME, kind)
+    files = matching(inputs, kind)
+    wait_for_loops = whole_files.prepare(len(files))
+    wanted = named(files, folder, template or DEFAULT_NAME, kind)
     asked = ManyOptions(workload=workload, parameters=parameters, folder=folder, run=options)
     with open_executor(settings) as executor:
+        wait_for_loops()
         if dry_run:
             plan = ManyFilesRun(asked, executor.device).describe(wanted)
             say(to_json(plan) if as_json else "\n".join(map(printable, _plan_lines(plan))))

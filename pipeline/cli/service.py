@@ -212,6 +212,3 @@ def restore(file: Path, config: Path | None, state_dir: str | None) -> None:
 
     aside = restore_in(_state_dir(config, state_dir), file)
     say("restored" if aside is None else f"restored; what was there before is {printable(str(aside))}")
-
-
-COMMANDS = (serve, config, token, backup, restore)

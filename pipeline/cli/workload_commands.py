@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin
 
 import click
 
-from pipeline.cli import client as client_commands
 from pipeline.cli import local as local_commands
 from pipeline.cli.help import Group, SectionedCommand, Sections, did_you_mean
 from pipeline.errors import printable
@@ -130,13 +129,17 @@ class SubmitGroup(WorkloadGroup):
     path = str  # on the service's machine
 
     def further_options(self) -> Sections:
-        return {"Submitting": client_commands.submit_options()}
+        from pipeline.cli.client import submit_options
+
+        return {"Submitting": submit_options()}
 
     def example(self, arguments: str) -> str:
         return _ONLY_LOCAL.sub("", arguments)
 
     def carry_out(self, workload: str, parameters: dict[str, Any], **options: Any) -> None:
-        client_commands.submit(workload, parameters, **options)
+        from pipeline.cli.client import submit
+
+        submit(workload, parameters, **options)
 
 
 @click.group(name="run", cls=RunGroup)

@@ -105,10 +105,6 @@ class BlockCache:
         """Whether the block is expected to be used more than once, so that it pays to keep it."""
         return self._uses(key) > 1
 
-    def is_used_again(self, key: Key) -> bool:
-        """Whether the block may be used more than once, as far as is known."""
-        return self._uses(key) != 1
-
     def use(
         self,
         key: Key,
@@ -144,11 +140,43 @@ class BlockCache:
             with self._lock:
                 self._end(key, block)
 
-    def claim(self, keys: Sequence[Key], nbytes: int, at: Place) -> list[Claim | None]:
-        """Claim blocks that are decoded and looked at together; None for those that another thread is decoding.
+    def use_together(
+        self,
+        keys: Sequence[Key],
+        nbytes: int,
+        look: Callable[[list[int], list[tuple[int, bool]]], Sequence[int]],
+        samples: Callable[[int, Memory], NDArray[Any]],
+        *,
+        keeps: bool = True,
+        at: Place,
+    ) -> list[int]:
+        """Decode blocks and look at them together, except for those that another thread is decoding.
 
-        Decode the new ones, each into its memory, of `nbytes`; then `release` all of them.
+        look    : gets numbers among `keys`, and for each the address of memory of `nbytes`, 0 if the block need not be
+                  kept, and whether it holds the block already; returns the places of those that do not decode
+        samples : a decoded block in that memory
+        keeps   : whether blocks that are used again are kept
+
+        Returns the numbers of those that have not been looked at.
         """
+        kept = [number for number, key in enumerate(keys) if keeps and self._uses(key) != 1]
+        claims = dict(zip(kept, self._claim([keys[number] for number in kept], nbytes, at), strict=True))
+        taken = {number: claim for number, claim in claims.items() if claim is not None}
+        ours = [number for number in range(len(keys)) if number in taken or number not in claims]
+        left = set(ours)
+        try:
+            memories = [
+                (taken[number].samples.ctypes.data, taken[number].block is not None) if number in taken else (0, False)
+                for number in ours
+            ]
+            left = {ours[place] for place in look(ours, memories)} if ours else set()
+        finally:
+            made = [None if number in left else samples(number, claim.samples) for number, claim in taken.items()]
+            self._release(list(taken.values()), made, at)
+        return sorted(left.union(set(range(len(keys))).difference(ours)))
+
+    def _claim(self, keys: Sequence[Key], nbytes: int, at: Place) -> list[Claim | None]:
+        """New blocks are decoded into their memory; None for those that another thread is decoding."""
         found: list[Claim | None] = []
         with self._lock:
             for key in keys:
@@ -163,7 +191,7 @@ class BlockCache:
                     found.append(Claim(key, self._memory(nbytes), None))
         return found
 
-    def release(self, claims: Sequence[Claim], samples: Sequence[NDArray[Any] | None], at: Place) -> None:
+    def _release(self, claims: Sequence[Claim], samples: Sequence[NDArray[Any] | None], at: Place) -> None:
         """Claimed blocks have been looked at. `samples`: of each, in its memory; None: it was not decoded."""
         with self._lock:
             # Those on their last use leave room for others.

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba.core import types
+from numba.core import cgutils, types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
@@ -34,8 +34,8 @@ NO_LINKS = 0x04 | 0x08  # in `resolve`: RESOLVE_NO_SYMLINKS, RESOLVE_BENEATH
 NAME, PARENT, MEMORY, HELD, PART, LENGTH, INSIDE, EXTENTS = range(8)
 
 _OPENAT2 = 437  # on every architecture
-_STATX_BYTES, _STATX_MODE, _STATX_SIZE = 256, 28, 40
-_AT_EMPTY_PATH, _STATX_TYPE_AND_SIZE = 0x1000, 0x201
+_STATX_BYTES, _STATX_MODE, _STATX_SIZE, _STATX_MTIME = 256, 28, 40, 112
+_AT_EMPTY_PATH, _STATX_WANTED = 0x1000, 0x241  # type, size and time of the last change
 _REGULAR, _KIND = 0o100000, 0o170000
 _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -55,14 +55,15 @@ def _c(name: str, *arguments: Any, returns: Any = types.int64) -> Any:
 _int, _long = types.int32, types.int64  # of the C library; pointers are longs
 _syscall = _c("syscall", _long, _long, _long, _long, _long)
 _statx = _c("statx", _int, _long, _int, types.uint32, _long, returns=_int)
-_pread = _c("pread", _int, _long, _long, _long)
+pread = _c("pread", _int, _long, _long, _long)
 _preadv = _c("preadv", _int, _long, _int, _long)
-_pwrite = _c("pwrite", _int, _long, _long, _long)
+pwrite = _c("pwrite", _int, _long, _long, _long)
 _pwritev = _c("pwritev", _int, _long, _int, _long)
 _close = _c("close", _int, returns=_int)
 _readlinkat = _c("readlinkat", _int, _long, _long, _long)
 _renameat = _c("renameat", _int, _long, _int, _long, returns=_int)
-_memcpy = _c("memcpy", _long, _long, _long)
+memcpy = _c("memcpy", _long, _long, _long)
+_memcmp = _c("memcmp", _long, _long, _long, returns=_int)
 _errno_location = _c("__errno_location")
 
 
@@ -75,7 +76,15 @@ def _load_int32(context: Any, address: Any) -> Any:
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def _take(context: Any, address: Any) -> Any:
+def _load_int64(context: Any, address: Any) -> Any:
+    def generate(_: Any, builder: Any, __: Any, given: Any) -> Any:
+        return builder.load(builder.inttoptr(given[0], ir.IntType(64).as_pointer()))
+
+    return types.int64(types.int64), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def take(context: Any, address: Any) -> Any:
     """The number at an address, which grows by one: each thread gets another."""
 
     def generate(_: Any, builder: Any, __: Any, given: Any) -> Any:
@@ -86,33 +95,19 @@ def _take(context: Any, address: Any) -> Any:
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def _decompress(context: Any, function: Any, source: Any, target: Any, target_bytes: Any) -> Any:
-    """`blosc_decompress_ctx` at an address, with one thread."""
+def call(context: Any, function: Any, given: Any) -> Any:
+    """What the C function at an address returns for these numbers and addresses; of an `int`, only 32 bits count."""
 
-    def generate(_: Any, builder: Any, __: Any, given: Any) -> Any:
-        word, half = ir.IntType(64), ir.IntType(32)
-        kind = ir.FunctionType(half, (word, word, word, half))
-        return builder.call(builder.inttoptr(given[0], kind.as_pointer()), (*given[1:], ir.Constant(half, 1)))
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        word = ir.IntType(64)
+        numbers = [
+            context.cast(builder, number, kind, types.int64)
+            for number, kind in zip(cgutils.unpack_tuple(builder, arguments[1]), signature.args[1].types, strict=True)
+        ]
+        kind = ir.FunctionType(word, [word] * len(numbers))
+        return builder.call(builder.inttoptr(arguments[0], kind.as_pointer()), numbers)
 
-    return types.int32(types.int64, types.int64, types.int64, types.int64), generate
-
-
-@intrinsic  # type: ignore[untyped-decorator]
-def _compress(
-    context: Any, function: Any, level: Any, shuffle: Any, typesize: Any, nbytes: Any, source: Any, target: Any,
-    target_bytes: Any, codec: Any, block_bytes: Any,
-) -> Any:  # fmt: skip
-    """`blosc_compress_ctx` at an address, with one thread."""
-
-    def generate(_: Any, builder: Any, __: Any, given: Any) -> Any:
-        word, half = ir.IntType(64), ir.IntType(32)
-        kind = ir.FunctionType(half, (half, half, word, word, word, word, word, word, word, half))
-        function, level, shuffle, *others = given
-        level, shuffle = builder.trunc(level, half), builder.trunc(shuffle, half)
-        call = (level, shuffle, *others, ir.Constant(half, 1))
-        return builder.call(builder.inttoptr(function, kind.as_pointer()), call)
-
-    return types.int32(*[types.int64] * 10), generate
+    return types.int64(types.int64, given), generate
 
 
 @functools.cache
@@ -137,18 +132,26 @@ def _open(folder: Any, name: Any, flags: Any, mode: Any, resolve: Any) -> Any:
 
 
 @compiled
-def _size(descriptor: Any) -> Any:
-    """The bytes of a regular file; -1 for others."""
-    found, empty = np.zeros(_STATX_BYTES, np.uint8), np.zeros(1, np.uint8)
-    if _statx(descriptor, empty.ctypes.data, _AT_EMPTY_PATH, _STATX_TYPE_AND_SIZE, found.ctypes.data) != 0:
-        return np.int64(-1)
-    if (found[_STATX_MODE : _STATX_MODE + 2].view(np.uint16)[0] & _KIND) != _REGULAR:
-        return np.int64(-1)
-    return found[_STATX_SIZE : _STATX_SIZE + 8].view(np.int64)[0]
+def _version(descriptor: Any) -> Any:
+    """The bytes of a regular file, -1 for others, and the time of its last change in nanoseconds."""
+    found = np.zeros(_STATX_BYTES + 1, np.uint8)  # ends with an empty name
+    at = found.ctypes.data
+    if _statx(descriptor, at + _STATX_BYTES, _AT_EMPTY_PATH, _STATX_WANTED, at) != 0:
+        return np.int64(-1), np.int64(0)
+    if _load_int32(at + _STATX_MODE) & _KIND != _REGULAR:
+        return np.int64(-1), np.int64(0)
+    seconds, fraction = _load_int64(at + _STATX_MTIME), np.int64(_load_int32(at + _STATX_MTIME + 8))
+    return _load_int64(at + _STATX_SIZE), seconds * 1_000_000_000 + fraction
 
 
 @compiled
-def _copy(target: Any, target_strides: Any, source: Any, source_strides: Any, extents: Any, itemsize: Any) -> None:
+def _size(descriptor: Any) -> Any:
+    """The bytes of a regular file; -1 for others."""
+    return _version(descriptor)[0]
+
+
+@compiled
+def copy_items(target: Any, target_strides: Any, source: Any, source_strides: Any, extents: Any, itemsize: Any) -> None:
     """Copy an array of items between two addresses."""
     axes = len(extents)
     count, last = 1, axes - 1
@@ -158,19 +161,19 @@ def _copy(target: Any, target_strides: Any, source: Any, source_strides: Any, ex
     step, other = target_strides[last], source_strides[last]
     for _ in range(count):
         if step == itemsize and other == itemsize:
-            _memcpy(target, source, extents[last] * itemsize)
+            memcpy(target, source, extents[last] * itemsize)
         elif itemsize == 1:
             for item in range(extents[last]):
-                _memcpy(target + item * step, source + item * other, 1)
+                memcpy(target + item * step, source + item * other, 1)
         elif itemsize == 2:
             for item in range(extents[last]):
-                _memcpy(target + item * step, source + item * other, 2)
+                memcpy(target + item * step, source + item * other, 2)
         elif itemsize == 4:
             for item in range(extents[last]):
-                _memcpy(target + item * step, source + item * other, 4)
+                memcpy(target + item * step, source + item * other, 4)
         else:
             for item in range(extents[last]):
-                _memcpy(target + item * step, source + item * other, itemsize)
+                memcpy(target + item * step, source + item * other, itemsize)
         for axis in range(last - 1, -1, -1):
             index[axis] += 1
             target += target_strides[axis]
@@ -218,34 +221,45 @@ def _in_runs(descriptor: Any, start: Any, strides: Any, extents: Any, itemsize: 
 
 @compiled
 def is_sound(data: Any, nbytes: Any) -> Any:
-    """Whether a Blosc chunk's header declares its length and these decoded bytes, and its table of blocks lies within
-    the chunk: the decoder trusts them."""
-    size = len(data)
-    if size < _HEADER_BYTES or data[0] != _BLOSC_VERSION or data[3] == 0:
+    """As `_is_sound`, of an array."""
+    return _is_sound(data.ctypes.data, len(data), nbytes)
+
+
+@compiled
+def _is_sound(chunk: Any, size: Any, nbytes: Any) -> Any:
+    """Whether the header of a Blosc chunk at an address declares its length and these decoded bytes, and its table of
+    blocks lies within the chunk: the decoder trusts them."""
+    if size < _HEADER_BYTES:
         return False
-    decoded, block, stored = data[4:_HEADER_BYTES].view(np.uint32)
-    if stored != size or decoded != nbytes:
+    first = _load_int32(chunk)  # version, version of the codec, flags, bytes of an item
+    if first & 0xFF != _BLOSC_VERSION or (first >> 24) & 0xFF == 0:
         return False
-    if data[2] & _BLOSC_STORED:
+    decoded, block = np.int64(np.uint32(_load_int32(chunk + 4))), np.int64(np.uint32(_load_int32(chunk + 8)))
+    if np.int64(np.uint32(_load_int32(chunk + 12))) != size or decoded != nbytes:
+        return False
+    if (first >> 16) & _BLOSC_STORED:
         return size == nbytes + _HEADER_BYTES
     if nbytes == 0:
         return True
     if block == 0 or block > decoded:
         return False
-    end = _HEADER_BYTES + 4 * -(-nbytes // np.int64(block))
+    end = _HEADER_BYTES + 4 * -(-nbytes // block)
     if end > size:
         return False
-    starts = data[_HEADER_BYTES:end].view(np.int32)
-    return starts.min() >= end and starts.max() <= size - 4
+    for place in range(_HEADER_BYTES, end, 4):
+        start = _load_int32(chunk + place)
+        if start < end or start > size - 4:
+            return False
+    return True
 
 
 @compiled
 def _fill(memory: Any, nbytes: Any, item: Any) -> None:
     done = len(item)
-    _memcpy(memory, item.ctypes.data, done)
+    memcpy(memory, item.ctypes.data, done)
     while done < nbytes:
         some = min(done, nbytes - done)
-        _memcpy(memory + done, memory, some)
+        memcpy(memory + done, memory, some)
         done += some
 
 
@@ -259,7 +273,7 @@ def _read_chunk(
     if memory == 0:
         memory = samples.ctypes.data
     if row[HELD] == 0:
-        name = names[row[NAME] :].ctypes.data
+        name = names.ctypes.data + row[NAME]
         descriptor = _open(folder, name, _READ, 0, resolve)
         if descriptor == -_ENOENT:
             link = np.empty(1, np.uint8)
@@ -283,16 +297,16 @@ def _read_chunk(
                     if row[MEMORY] == 0:  # what lies before and after the part is not needed
                         first = row[INSIDE] // strides[1, 0] * strides[1, 0]
                         last = first + extents[0] * strides[1, 0]
-                    is_done = _pread(descriptor, memory + first, last - first, first) == last - first
+                    is_done = pread(descriptor, memory + first, last - first, first) == last - first
             else:
                 is_done = 0 <= length <= len(encoded)
-                is_done = is_done and _pread(descriptor, encoded.ctypes.data, length, 0) == length
-                is_done = is_done and is_sound(encoded[:length], nbytes)
-                is_done = is_done and _decompress(decoder, encoded.ctypes.data, memory, nbytes) == nbytes
+                is_done = is_done and pread(descriptor, encoded.ctypes.data, length, 0) == length
+                is_done = is_done and _is_sound(encoded.ctypes.data, length, nbytes)
+                is_done = is_done and np.int32(call(decoder, (encoded.ctypes.data, memory, nbytes, 1))) == nbytes
             _close(descriptor)
             if is_placed or not is_done:
                 return DONE if is_done else LEFT
-    _copy(row[PART], strides[0], memory + row[INSIDE], strides[1], extents, itemsize)
+    copy_items(row[PART], strides[0], memory + row[INSIDE], strides[1], extents, itemsize)
     return DONE
 
 
@@ -312,7 +326,7 @@ def read_chunks(
     samples, encoded : memory of the thread, as many bytes as a decoded and an encoded chunk may have
     """
     while True:
-        number = _take(next_row.ctypes.data)
+        number = take(next_row.ctypes.data)
         if number >= len(table):
             return
         ends[number] = _read_chunk(
@@ -329,7 +343,7 @@ def open_files(files: Table, heads: Memory, names: Memory, name_at: Table, folde
     """
     link = np.empty(1, np.uint8)
     for number in range(len(files)):
-        name = names[name_at[number] :].ctypes.data
+        name = names.ctypes.data + name_at[number]
         descriptor = _open(folder, name, _READ, 0, resolve)
         files[number, 0] = descriptor
         if descriptor < 0:
@@ -338,7 +352,7 @@ def open_files(files: Table, heads: Memory, names: Memory, name_at: Table, folde
             continue
         files[number, 1] = _size(descriptor)
         some = min(files[number, 1], heads.shape[1])
-        if some < 0 or _pread(descriptor, heads[number].ctypes.data, some, 0) != some:
+        if some < 0 or pread(descriptor, heads[number].ctypes.data, some, 0) != some:
             _close(descriptor)
             files[number, 0] = FAULT
 
@@ -348,7 +362,7 @@ def read_spans(spans: Table) -> bool:
     """Read parts of open files. `spans`: descriptor, offset, address and bytes of each. Returns whether all is read."""
     done = 0
     for descriptor, offset, address, nbytes in spans:
-        done += _pread(descriptor, address, nbytes, offset) == nbytes
+        done += pread(descriptor, address, nbytes, offset) == nbytes
     return done == len(spans)
 
 
@@ -379,20 +393,16 @@ def _write_file(
         if not (is_whole and is_packed):
             if not is_whole:
                 samples[:] = 0
-            _copy(samples.ctypes.data + row[INSIDE], strides[1], source, strides[0], extents, itemsize)
+            copy_items(samples.ctypes.data + row[INSIDE], strides[1], source, strides[0], extents, itemsize)
             source = samples.ctypes.data
         if kind == BLOSC:
             level, shuffle, block_bytes = options[0], options[1], options[2]
-            nbytes = np.int64(
-                _compress(
-                    encoder, level, shuffle, itemsize, nbytes, source, encoded.ctypes.data, len(encoded),
-                    codec.ctypes.data, block_bytes,
-                )
-            )  # fmt: skip
+            given = level, shuffle, itemsize, nbytes, source, encoded.ctypes.data, len(encoded), codec.ctypes.data
+            nbytes = np.int64(np.int32(call(encoder, (*given, block_bytes, 1))))
             source = encoded.ctypes.data
             if nbytes <= 0:
                 return False
-    return _pwrite(descriptor, source, nbytes, 0) == nbytes
+    return pwrite(descriptor, source, nbytes, 0) == nbytes
 
 
 @compiled
@@ -411,7 +421,7 @@ def write_chunks(
     """
     parent, known = np.int64(-1), np.int64(-1)
     while True:
-        number = _take(next_row.ctypes.data)
+        number = take(next_row.ctypes.data)
         if number >= len(table):
             break
         row = table[number]
@@ -419,7 +429,7 @@ def write_chunks(
             if parent >= 0:
                 _close(parent)
             known = row[PARENT]
-            parent = _open(folder, names[known:].ctypes.data, _FOLDER, 0, NO_LINKS)
+            parent = _open(folder, names.ctypes.data + known, _FOLDER, 0, NO_LINKS)
         if parent < 0:
             continue
         descriptor = _open(begun, temporary.ctypes.data, _CREATE, 0o666, NO_LINKS)
@@ -429,7 +439,88 @@ def write_chunks(
             row, kind, encoder, options, codec, strides, shape, itemsize, samples, encoded, descriptor
         )
         is_done = _close(descriptor) == 0 and is_done
-        if is_done and _renameat(begun, temporary.ctypes.data, parent, names[row[NAME] :].ctypes.data) == 0:
+        if is_done and _renameat(begun, temporary.ctypes.data, parent, names.ctypes.data + row[NAME]) == 0:
             ends[number] = DONE
     if parent >= 0:
         _close(parent)
+
+
+# Whole files: small ones of one kind. Columns of a table with a row for each: offsets of its name and its result's in
+# `names`, its folder by number, and its bytes and the time of its last change.
+SOURCE, RESULT, HOME, NBYTES, MTIME = range(5)
+
+
+@compiled
+def match_files(
+    next_row: Table, files: Table, ends: NDArray[np.int8], names: Memory, folders: Table, resolve: int, before: Memory,
+    nbytes: int, after: Memory,
+) -> None:  # fmt: skip
+    """Look at files, until the table has no further row. `ends`: DONE for those with the same bytes before and after
+    `nbytes` of others; NBYTES and MTIME become those of every file that opens.
+
+    folders : descriptors, by number
+    """
+    found = np.empty(max(len(before), len(after)), np.uint8)
+    while True:
+        number = take(next_row.ctypes.data)
+        if number >= len(files):
+            return
+        row = files[number]
+        descriptor = _open(folders[row[HOME]], names.ctypes.data + row[SOURCE], _READ, 0, resolve)
+        if descriptor < 0:
+            continue
+        row[NBYTES], row[MTIME] = _version(descriptor)
+        if row[NBYTES] == len(before) + nbytes + len(after):
+            is_same = True
+            for part, offset in ((before, 0), (after, len(before) + nbytes)):
+                if len(part):
+                    is_same = is_same and pread(descriptor, found.ctypes.data, len(part), offset) == len(part)
+                    is_same = is_same and _memcmp(found.ctypes.data, part.ctypes.data, len(part)) == 0
+            if is_same:
+                ends[number] = DONE
+        _close(descriptor)
+
+
+@compiled
+def read_files(
+    files: Table, ends: NDArray[np.int8], names: Memory, folders: Table, resolve: int, offset: int, target: int,
+    nbytes: int,
+) -> None:  # fmt: skip
+    """Read `nbytes` from `offset` of each file, one after the other to the address `target`. `ends`: DONE for files
+    that have not changed since they were listed."""
+    for number in range(len(files)):
+        row = files[number]
+        descriptor = _open(folders[row[HOME]], names.ctypes.data + row[SOURCE], _READ, 0, resolve)
+        if descriptor < 0:
+            continue
+        is_read = pread(descriptor, target + number * nbytes, nbytes, offset) == nbytes
+        size, time = _version(descriptor)  # afterwards: what was written meanwhile shows
+        if is_read and size == row[NBYTES] and time == row[MTIME]:
+            ends[number] = DONE
+        _close(descriptor)
+
+
+@compiled
+def write_files(
+    files: Table, ends: NDArray[np.int8], names: Memory, folder: int, head: Memory, source: int, nbytes: int
+) -> None:
+    """Write results into an open folder: `head`, then `nbytes` each, one after the other from the address `source`."""
+    pieces = np.empty((2, 2), np.int64)
+    pieces[0, 0], pieces[0, 1], pieces[1, 1] = head.ctypes.data, len(head), nbytes
+    for number in range(len(files)):
+        descriptor = _open(folder, names.ctypes.data + files[number, RESULT], _CREATE, 0o666, 0)
+        if descriptor < 0:
+            continue
+        pieces[1, 0] = source + number * nbytes
+        is_done = _pwritev(descriptor, pieces.ctypes.data, 2, 0) == len(head) + nbytes
+        if _close(descriptor) == 0 and is_done:
+            ends[number] = DONE
+
+
+@compiled
+def move_files(files: Table, ends: NDArray[np.int8], names: Memory, source: int, target: int) -> None:
+    """Move results from one open folder to another."""
+    for number in range(len(files)):
+        name = names.ctypes.data + files[number, RESULT]
+        if _renameat(source, name, target, name) == 0:
+            ends[number] = DONE

@@ -11,10 +11,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+
 from pipeline.errors import InputError, MillraceError, OutputError, ParameterError
 from pipeline.formats import image as images
 from pipeline.formats.image.base import ImageReader
 from pipeline.formats.image.file_list import SUFFIX, ListedFile, StoredSamples
+from pipeline.formats.image.whole_files import WholeFiles, loops_for
 from pipeline.formats.image.zarr import is_zarr
 from pipeline.storage.confinement import open_beneath
 from pipeline.storage.objects import ObjectPath
@@ -185,14 +188,37 @@ class Scan:
     failed: dict[Wanted, str] = field(default_factory=dict)
     _templates: dict[int, list[_Template]] = field(default_factory=lambda: defaultdict(list))
 
-    def add(self, wanted: Wanted) -> None:
+    def add_all(self, wanted: Sequence[Wanted]) -> None:
+        """As `add` of each. Of thousands, compiled loops find those that are like one that was read."""
+        loops = loops_for(len(wanted))
+        if loops is None:
+            for each in wanted:
+                self.add(each)
+            return
+        paths, names = [_absolute(each.input) for each in wanted], [each.output.name for each in wanted]
+        files, left = WholeFiles(loops, paths, names), np.arange(len(wanted))
+        sizes = files.rows[:, loops.NBYTES]  # 0: not looked at
+        while len(left):
+            template, left = self.add(wanted[left[0]]), left[1:]
+            if template is None:
+                continue
+            before, nbytes, after = template.before, template.kind.nbytes, template.after
+            alike = left[np.isin(sizes[left], (0, len(before) + nbytes + len(after)))]
+            alike = alike[files.match(alike, before, nbytes, after)]
+            for number, version in zip(alike.tolist(), files.versions(alike), strict=True):
+                self._enter(template.kind, wanted[number], ListedFile(paths[number], *version, names[number]))
+            left = np.setdiff1d(left, alike, assume_unique=True)
+
+    def add(self, wanted: Wanted) -> _Template | None:
+        """Returns the template of a file that is unlike all before."""
         try:
-            self._add(wanted)
+            return self._add(wanted)
         except MillraceError as error:
             self.failed[wanted] = str(error)
+            return None
 
-    def _add(self, wanted: Wanted) -> None:
-        path = os.path.abspath(wanted.input)  # noqa: PTH100 - a link stays one
+    def _add(self, wanted: Wanted) -> _Template | None:
+        path, template = _absolute(wanted.input), None
         try:
             descriptor = open_beneath(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             try:
@@ -200,7 +226,7 @@ class Scan:
                 templates = self._templates.get(found.st_size, ())
                 kind = next((each.kind for each in templates if each.fits(descriptor)), None)
                 if kind is None:
-                    kind = self._read(wanted.input, descriptor, found.st_size)
+                    kind, template = self._read(wanted.input, descriptor, found.st_size)
             finally:
                 os.close(descriptor)
         except OSError as error:
@@ -208,24 +234,28 @@ class Scan:
                 raise error
         if kind is None:
             self.alone.append(wanted)
-            return
-        name = wanted.output.name
-        listed = ListedFile(path, found.st_size, found.st_mtime_ns, name)
-        self.kinds[kind, name.partition(".")[2].lower()].append((wanted, listed))
+        else:
+            self._enter(kind, wanted, ListedFile(path, found.st_size, found.st_mtime_ns, wanted.output.name))
+        return template
 
-    def _read(self, path: Path, descriptor: int, size: int) -> Kind | None:
-        """The kind by the header; None: to be run alone."""
+    def _enter(self, kind: Kind, wanted: Wanted, listed: ListedFile) -> None:
+        self.kinds[kind, listed.output.partition(".")[2].lower()].append((wanted, listed))
+
+    def _read(self, path: Path, descriptor: int, size: int) -> tuple[Kind | None, _Template | None]:
+        """The kind by the header, None: to be run alone; and its template, if it can have one."""
         with images.open_image(path) as reader:
             header = reader.header
             if path.is_dir() or header.nbytes > MOST_BYTES:
-                return None
+                return None, None
             stored = _stored(reader, size)
             kind = Kind(repr(header), header.nbytes, stored)
-        if stored is not None and size - header.nbytes <= _MOST_BESIDE and len(self._templates[size]) < _MOST_TEMPLATES:
-            end = stored.offset + header.nbytes
-            before, after = os.pread(descriptor, stored.offset, 0), os.pread(descriptor, size - end, end)
-            self._templates[size].append(_Template(kind, before, after))
-        return kind
+        beside, others = size - header.nbytes, self._templates[size]
+        if stored is None or beside > _MOST_BESIDE or len(others) >= _MOST_TEMPLATES:
+            return kind, None
+        end = stored.offset + header.nbytes
+        before, after = os.pread(descriptor, stored.offset, 0), os.pread(descriptor, size - end, end)
+        others.append(_Template(kind, before, after))
+        return kind, others[-1]
 
 
 def alike(
@@ -236,12 +266,15 @@ def alike(
     most_bytes : of the samples of each file
     """
     scan = Scan()
-    for file in wanted:
-        scan.add(file)
+    scan.add_all(wanted)
     for (kind, _), files in scan.kinds.items():
         if files[0][0].input == first and kind.nbytes <= most_bytes:
             return kind.stored, files
     return None, []
+
+
+def _absolute(path: Path) -> str:
+    return os.path.abspath(path)  # noqa: PTH100 - a link stays one
 
 
 def _stored(reader: ImageReader, size: int) -> StoredSamples | None:

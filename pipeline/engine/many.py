@@ -154,8 +154,7 @@ class ManyFilesRun:
         if not takes_images(workload_named(self._asked.workload)):
             scan.alone.extend(wanted)
             return scan
-        for file in wanted:
-            scan.add(file)
+        scan.add_all(wanted)
         self._tell(len(scan.failed))
         return scan
 

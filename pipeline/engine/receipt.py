@@ -24,7 +24,6 @@ from pipeline.workloads.protocol import Audit
 # Packages whose versions can change a result.
 RECORDED_PACKAGES = (
     "numpy", "numba", "llvmlite", "scipy", "finufft", "tifffile", "zarr", "h5py", "imagecodecs", "MDAnalysis",
-    "nvidia-libnvcomp-cu12",
 )  # fmt: skip
 
 

@@ -36,37 +36,37 @@ class Metric:
 
 TABLE = (
     # Jobs
-    Metric("millrace_jobs", "gauge", "jobs", ("state",), "Jobs that the service knows, by state.", "service"),
+    Metric("millrace_jobs", "gauge", "jobs", ("state",), "Jobs in the service's store, by state.", "service"),
     Metric(
         "millrace_jobs_finished_total", "counter", "jobs", ("workload", "outcome"),
         "Jobs that ended: succeeded, failed or cancelled.", "service",
     ),
     Metric(
         "millrace_job_duration_seconds", "histogram", "seconds", ("workload", "outcome"),
-        "From a job's first claim to its end, of jobs that a runner had begun.", "service", JOB_SECONDS,
+        "Time from a job's first claim to its end, for jobs that were started.", "service", JOB_SECONDS,
     ),
     Metric(
         "millrace_job_queue_wait_seconds", "histogram", "seconds", ("workload",),
-        "From when a job could be run (nothing left to wait for) to its claim, once for each claim.", "service",
+        "Time from when a job was ready to run to its claim, observed at each claim.", "service",
         JOB_SECONDS,
     ),
     Metric(
         "millrace_queue_oldest_age_seconds", "gauge", "seconds", (),
-        "How long the job has waited that has waited longest of those that could be run; 0 where none waits.",
+        "Waiting time of the oldest job that is ready to run; 0 if none waits.",
         "service",
     ),
     Metric(
         "millrace_usage_device_seconds_total", "counter", "seconds", ("group",),
-        "Seconds of runs that ended, times the devices that each could use; of users without a group under ''. "
-        "`millrace usage` has them by user.",
+        "Run time of ended runs times the number of devices that each could use. Users without a group count under ''. "
+        "`millrace usage` lists it by user.",
         "service",
     ),
     Metric(
-        "millrace_usage_gpu_seconds_total", "counter", "seconds", ("group",), "Of those, on GPUs.", "service"
+        "millrace_usage_gpu_seconds_total", "counter", "seconds", ("group",), "Device seconds spent on GPUs.", "service"
     ),
     Metric(
         "millrace_usage_bytes_total", "counter", "bytes", ("group", "direction"),
-        "Bytes of samples that runs read and wrote (read, written).", "service",
+        "Bytes of samples that runs read and wrote; `direction` is read or written.", "service",
     ),
     Metric(
         "millrace_usage_jobs_total", "counter", "jobs", ("group", "outcome"),
@@ -74,99 +74,99 @@ TABLE = (
     ),
     Metric(
         "millrace_errors_total", "counter", "errors", ("kind",),
-        "Errors that ended a run of a job or stopped the service's own work, by class of the exception tree; "
-        "internal: none of the tree.",
+        "Errors that ended a run or stopped a task of the service, by class of the exception tree; `internal` is any "
+        "other exception.",
         "service",
     ),
     Metric(
         "millrace_audit_entries_lost_total", "counter", "errors", (),
-        "Entries of the audit log that could not be written, such as on a full disk.", "service",
+        "Entries of the audit log that could not be written, for example on a full disk.", "service",
     ),
     Metric(
         "millrace_audit_error_ratio", "gauge", "ratio", ("workload",),
-        "Worst error that the newest audit found, over its tolerance: above 1 a result was refused.", "service",
+        "Largest error found by the latest audit, over its tolerance. Above 1, a result was refused.", "service",
     ),
     # Work
     Metric(
         "millrace_chunks_total", "counter", "chunks", ("workload", "outcome"),
-        "Chunks: written; kept, finished by an earlier run of the same job; failed, whose stage raised an error.",
+        "Chunks written, kept (finished by an earlier run of the same job) or failed (a stage raised an error).",
         "service and worker",
     ),
     Metric(
         "millrace_input_bytes_total", "counter", "bytes", ("workload",),
-        "Bytes of input that chunks were read from, halos counted each time.", "worker",
+        "Bytes of input read for chunks; halos count each time.", "worker",
     ),
     Metric(
-        "millrace_output_bytes_total", "counter", "bytes", ("workload",), "Bytes of output that were written.", "worker"
+        "millrace_output_bytes_total", "counter", "bytes", ("workload",), "Bytes of output written.", "worker"
     ),
     Metric(
         "millrace_solver_iterations_total", "counter", "iterations", ("workload",),
-        "Iterations of MRI reconstructions that ended.", "worker",
+        "Iterations of finished MRI reconstructions.", "worker",
     ),
     Metric(
         "millrace_solver_residual_ratio", "gauge", "ratio", ("workload",),
-        "Relative residual of the newest reconstruction: of the normal equations, or with a penalty of the samples.",
+        "Relative residual of the latest reconstruction: of the normal equations, or with a penalty of the samples.",
         "worker",
     ),
     Metric(
         "millrace_solver_objective", "gauge", "objective", ("workload",),
-        "Objective of the newest reconstruction with a penalty.", "worker",
+        "Objective of the latest reconstruction with a penalty.", "worker",
     ),
     Metric(
         "millrace_work_total", "counter", "the label's unit", ("workload", "unit"),
-        "Work written, in the workload's own unit: pixels, samples, or pairs of a point and an atom (under a cutoff as "
-        "many as the mean density makes likely).",
+        "Work done, in the workload's own unit: pixels, samples, or point-atom pairs (with a cutoff, estimated from "
+        "the mean density).",
         "worker",
     ),
     # The pipeline
     Metric(
         "millrace_stage_seconds_total", "counter", "seconds", ("stage",),
-        "Seconds that each stage of the pipeline was busy, its lanes added up.", "worker",
+        "Time that each stage of the pipeline was busy, summed over its lanes.", "worker",
     ),
     Metric(
         "millrace_stage_bytes_total", "counter", "bytes", ("stage",),
-        "Bytes that went through each stage of the pipeline; compute: of input, or of the result where ranks make it "
-        "together.",
+        "Bytes that passed through each stage of the pipeline. For compute, bytes of input, or of the result if ranks "
+        "compute it together.",
         "worker",
     ),
     Metric(
         "millrace_stage_duration_seconds", "histogram", "seconds", ("stage",),
-        "Seconds that a chunk was in a stage.", "worker", STAGE_SECONDS,
+        "Time that a chunk spent in a stage.", "worker", STAGE_SECONDS,
     ),
     Metric(
         "millrace_stage_lane_seconds_total", "counter", "seconds", ("stage",),
-        "Seconds that each stage could have been busy: wall time times its lanes. Over it the busiest stage's "
-        "seconds are the overlap efficiency.",
+        "Time that each stage could have been busy: wall time times its lanes. The busiest stage's seconds divided by "
+        "this are the overlap efficiency.",
         "worker",
     ),
     Metric(
         "millrace_pipeline_wall_seconds_total", "counter", "seconds", (),
-        "Seconds in which any chunk was on its way through a pipeline of this process.", "worker",
+        "Time during which at least one chunk was in a pipeline of this process.", "worker",
     ),
     # Ranks
     Metric(
-        "millrace_collective_bytes_total", "counter", "bytes", ("op",), "Bytes that this rank gave to collectives.",
-        "worker",
+        "millrace_collective_bytes_total", "counter", "bytes", ("op",),
+        "Bytes that this rank contributed to collectives.", "worker",
     ),
     Metric(
         "millrace_collective_seconds_total", "counter", "seconds", ("op",),
-        "Seconds in collectives, waiting for other ranks too.", "worker",
+        "Time in collectives, including waiting for other ranks.", "worker",
     ),
     Metric(
         "millrace_communicator_aborts_total", "counter", "aborts", ("reason",),
-        "Communicators given up: by the service once for each try of a gang, by a worker once for each rank.",
+        "Aborted communicators: the service counts one per attempt of a gang, a worker one per rank.",
         "service and worker",
     ),
     Metric(
-        "millrace_communicator_epoch", "gauge", "epochs", (), "The newest epoch of ranks: above 1, a rank was lost.",
+        "millrace_communicator_epoch", "gauge", "epochs", (), "Latest epoch of the ranks; above 1, a rank was lost.",
         "service and worker",
     ),
     # GPUs: of the GPU that the process computes on
-    Metric("millrace_gpu_memory_used_bytes", "gauge", "bytes", ("gpu",), "Memory in use, by all programs.", "worker"),
+    Metric("millrace_gpu_memory_used_bytes", "gauge", "bytes", ("gpu",), "Memory in use by all programs.", "worker"),
     Metric("millrace_gpu_memory_total_bytes", "gauge", "bytes", ("gpu",), "Memory of the GPU.", "worker"),
     Metric(
-        "millrace_gpu_utilization_ratio", "gauge", "ratio", ("gpu",), "Share of time in which a kernel was running.",
-        "worker",
+        "millrace_gpu_utilization_ratio", "gauge", "ratio", ("gpu",),
+        "Share of time during which a kernel was running.", "worker",
     ),
     Metric("millrace_gpu_power_watts", "gauge", "watts", ("gpu",), "Power drawn.", "worker"),
     Metric(
@@ -178,22 +178,22 @@ TABLE = (
     ),
     Metric(
         "millrace_gpu_pcie_link_bytes_per_second", "gauge", "bytes per second", ("gpu",),
-        "What the GPU's link carries at most, one way.", "worker",
+        "Maximum rate of the GPU's PCI Express link, one way.", "worker",
     ),
     # Workers and the program
     Metric("millrace_workers", "gauge", "workers", (), "Worker processes that are alive.", "service"),
     Metric(
         "millrace_worker_heartbeat_age_seconds", "gauge", "seconds", ("worker",),
-        "Time since a worker's last heartbeat, which it sends twice a second, to about two seconds.", "service",
+        "Time since a worker's last heartbeat. Workers send two a second; the value is accurate to about two seconds.",
+        "service",
     ),
     Metric(
         "millrace_worker_restarts_total", "counter", "restarts", (),
-        "Worker processes that ended and were started anew: by the service those of its own, by a worker of "
-        "`millrace worker` itself.",
+        "Restarts of worker processes that had ended; the service counts its own workers, `millrace worker` its own.",
         "service and worker",
     ),
     Metric(
-        "millrace_build_info", "gauge", "1", ("version",), "Always 1; the label is the version that runs.",
+        "millrace_build_info", "gauge", "1", ("version",), "Always 1; the label is the running version.",
         "service and worker",
     ),
 )  # fmt: skip

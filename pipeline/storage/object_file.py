@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,9 @@ class ObjectFile(PositionalFile):
     @property
     def size(self) -> int:
         return self._size
+
+    def in_use(self) -> AbstractContextManager[int]:
+        return nullcontext(-1)
 
     def close(self) -> None:
         """Nothing is held open."""

@@ -173,6 +173,17 @@ class PositionalFile(SharedDescriptor):
         with self._in_use() as descriptor, reading(self.path):
             return os.fstat(descriptor).st_size
 
+    @property
+    def version(self) -> tuple[int, int]:
+        """The file's current size in bytes, and the time of its last change in nanoseconds."""
+        with self._in_use() as descriptor, reading(self.path):
+            found = os.fstat(descriptor)
+        return found.st_size, found.st_mtime_ns
+
+    def in_use(self) -> AbstractContextManager[int]:
+        """The descriptor, which stays open in the context; -1 if there is none."""
+        return self._in_use()
+
     def read_at(self, offset: int, into: memoryview) -> None:
         """Fill `into` (writable, of bytes) from `offset`. InputError if the file ends before it is full."""
         self.read_runs([(offset, into)])

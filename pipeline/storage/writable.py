@@ -102,6 +102,12 @@ class WritableFile(PositionalFile):
                 while done < len(data):
                     done += os.pwrite(descriptor, data[done:], offset + done)
 
+    @contextmanager
+    def written_in_place(self) -> Iterator[tuple[int, NDArray[np.uint8]]]:
+        """The descriptor, and the mapped bytes from the start, empty if none are, for writers of another kind."""
+        with self._in_use() as descriptor, writing(self.final):
+            yield descriptor, self._mapped(descriptor)
+
     def close(self) -> None:
         self._map = _NOTHING
         super().close()

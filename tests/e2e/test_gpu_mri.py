@@ -167,28 +167,41 @@ def test_off_resonance_of_a_volume(tmp_path):
     assert normalised_error(found, expected) < TOLERANCE
 
 
+# Each solver; frames that are one problem; coefficients.
+SHARED = {
+    "conjugate gradients": {},
+    "fista": {"regularizer": "l1-wavelet"},
+    "admm": {"regularizer": "tv,tv-time", "frames": 10},
+    "frames": {"regularizer": "llr", "frames": 10},
+    "coefficients": {"basis": "basis.npy", "frames": 10},
+    "low rank of coefficients": {"basis": "basis.npy", "regularizer": "llr", "frames": 10},
+}
+
+
 @pytest.mark.multi_gpu
 def test_coils_split_over_gpus(tmp_path):
     from pipeline.cluster.dask.worker_processes import local_workers
 
-    source, options = volume(tmp_path / "a.npz", 20, 18), options_with_maps(tmp_path)
-    expected, _ = images(source, tmp_path / "cpu.npy", **options)
-    spec = JobSpec(
-        workload="mri",
-        input=source,
-        output=tmp_path / "out.npy",
-        parameters=workloads()["mri"].Parameters(**options),
-    )
-    run_options = RunOptions(memory_bytes=1 << 30)
-    with local_workers(rank_workers(rank_gpus()[:4])) as workers:
-        receipt = run_job(plan_job(spec, workers, run_options), run_options, stream=workers.stream)
-    assert receipt["image"]["split"].startswith("18 channels over ")
-    assert normalised_error(np.load(tmp_path / "out.npy"), expected[0]) < TOLERANCE
+    np.save(tmp_path / "basis.npy", np.linalg.qr(np.random.default_rng(1).normal(size=(4, 3)))[0])
+    source, run_options = volume(tmp_path / "a.npz", 20, 18), RunOptions(memory_bytes=1 << 30)
+    with local_workers(rank_workers(rank_gpus()[:4])) as workers:  # starting them takes longer than the jobs
+        for name, more in SHARED.items():
+            options = options_with_maps(tmp_path) | more | ({"strength": "0.01"} if "regularizer" in more else {})
+            if "basis" in more:
+                options["basis"] = str(tmp_path / "basis.npy")
+            expected, _ = images(source, tmp_path / "cpu.npy", **options)
+            asked = workloads()["mri"].Parameters(**options)
+            spec = JobSpec(workload="mri", input=source, output=tmp_path / f"{name}.npy", parameters=asked)
+            receipt = run_job(plan_job(spec, workers, run_options), run_options, stream=workers.stream)
+            assert receipt["image"]["split"].startswith("18 channels over "), name
+            found = np.load(spec.output).reshape(expected.shape)
+            assert normalised_error(found, expected) < TOLERANCE, name
 
 
 @pytest.mark.multi_gpu
-def test_a_gpu_worker_killed_on_the_way_is_made_up_for(tmp_path):
-    source, options = volume(tmp_path / "a.npz", 20, 18), options_with_maps(tmp_path) | {"iterations": 200}
+@pytest.mark.parametrize("more", [{}, {"regularizer": "llr", "frames": 10, "strength": "0.01"}], ids=str)
+def test_a_gpu_worker_killed_on_the_way_is_made_up_for(tmp_path, more):
+    source, options = volume(tmp_path / "a.npz", 20, 18), options_with_maps(tmp_path) | {"iterations": 200} | more
     expected, _ = images(source, tmp_path / "cpu.npy", **options)
     flags = [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", value)]
     arguments = ("run", "mri", source, "out.npy", *flags, "--device", "all", "--json")
@@ -198,4 +211,4 @@ def test_a_gpu_worker_killed_on_the_way_is_made_up_for(tmp_path):
         out, err = process.communicate(timeout=120)
     assert (process.returncode, err) == (0, "")
     assert "coil_maps" in json.loads(out)["image"]  # by all ranks together, or by the one that is left of two
-    assert normalised_error(np.load(tmp_path / "out.npy"), expected[0]) < TOLERANCE
+    assert normalised_error(np.load(tmp_path / "out.npy").reshape(expected.shape), expected) < TOLERANCE

@@ -44,6 +44,22 @@ def test_a_map_made_by_a_gpu_needs_no_numba(tmp_path):
     assert np.load(tmp_path / "out.npy").any()
 
 
+def loaded_by(folder, *arguments):
+    program = "import sys; from pipeline.cli import main\ntry: main()\nfinally: print(*sys.modules)"
+    command = [sys.executable, "-c", program, *arguments]
+    return set(
+        subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=True).stdout.split()
+    )
+
+
+def test_a_run_loads_nothing_of_a_service(tmp_path):
+    np.save(tmp_path / "a.npy", np.zeros((5, 7), np.uint8))
+    loaded = loaded_by(tmp_path, "run", "smooth", "a.npy", "out.npy", "--device", "cpu", "--quiet")
+    assert "kernels.smoothing.cpu" in loaded
+    commands = {f"pipeline.cli.{name}" for name in ("admin", "client", "doctor", "kernels", "service")}
+    assert not {*commands, "pipeline.api_models", "pipeline.client", "pipeline.service", "dask", "rich"} & loaded
+
+
 def test_the_client_loads_nothing_of_the_server():
     program = "import sys; from pipeline import Client; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)

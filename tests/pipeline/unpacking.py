@@ -1,4 +1,4 @@
-"""Decodes packed blocks and encodes chunks by the libraries of the CPU codecs, as a GPU does by kernels and nvCOMP."""
+"""Decodes packed blocks and encodes chunks by the libraries of the CPU codecs, as a GPU does by kernels."""
 
 from __future__ import annotations
 

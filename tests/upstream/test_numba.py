@@ -13,6 +13,9 @@ import numba.np.linalg
 import pytest
 from numba.core import cgutils
 from numba.core.caching import FunctionCache
+from numba.core.codegen import JITCodeLibrary
+from numba.core.compiler import Compiler
+from numba.core.registry import CPUDispatcher
 
 from kernels.runtime import compiled
 
@@ -77,6 +80,38 @@ def test_files_are_kept_where_cache_dir_pointed_when_the_cache_was_made(
     body(1)
     assert len(list(tmp_path.rglob("*.nbi"))) == 1
     body._cache.flush()  # empties the index: what is damaged is compiled anew
+
+
+def test_a_compiled_function_asks_another_for_a_template_and_an_overload() -> None:
+    """`compiled` answers both with a function that has no code for Python."""
+    asked = []
+
+    class Called(CPUDispatcher):
+        def get_call_template(self, args: Any, kws: Any) -> Any:
+            asked.append("template")
+            return super().get_call_template(args, kws)
+
+        def get_overload(self, sig: Any) -> Any:
+            asked.append("overload")
+            return super().get_overload(sig)
+
+    called = Called(plain, targetoptions={"nopython": True, "no_cpython_wrapper": True, "no_cfunc_wrapper": True})
+
+    @numba.njit
+    def calling(value: int) -> int:
+        return called(value)
+
+    assert calling(1) == 2
+    assert set(asked) == {"template", "overload"}
+
+
+def test_a_compiler_takes_a_library_that_leaves_out_what_it_overrides() -> None:
+    """`compiled` compiles callees into a library without machine code."""
+    assert list(inspect.signature(Compiler).parameters)[:3] == ["typingctx", "targetctx", "library"]
+    for name in ("_optimize_final_module", "_finalize_final_module", "get_pointer_to_function"):
+        assert inspect.isfunction(getattr(JITCodeLibrary, name))
+    assert isinstance(JITCodeLibrary.codegen, property)
+    assert JITCodeLibrary._finalized is False
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""tifffile and imagecodecs: a page's decoding function, taken out of its file, and LERC's mask."""
+"""tifffile and imagecodecs: a page's decoding function, taken out of its file, LERC's mask, and codecs in C."""
 
 from __future__ import annotations
 
@@ -7,7 +7,11 @@ from pathlib import Path
 
 import imagecodecs
 import numpy as np
+import pytest
 import tifffile
+
+from pipeline.codecs import tile_loops
+from pipeline.codecs.file_loops import DONE
 
 SAMPLES = np.arange(64 * 48, dtype=np.uint16).reshape(64, 48)
 
@@ -37,3 +41,27 @@ def test_lerc_gives_its_mask() -> None:
     encoded = imagecodecs.lerc_encode(samples, level=0, masks=valid)
     mask = imagecodecs.lerc_decode(encoded, masks=True)[1]
     np.testing.assert_array_equal(np.asarray(mask, bool).reshape(4, 5), valid)
+
+
+@pytest.mark.parametrize("name", ["deflate", "LZW", "PackBits", "Zstandard"])
+def test_decoders_are_called_by_their_address(name: str) -> None:
+    """`imcd_lzw_decode` and `imcd_packbits_decode` are in no public header: their arguments may change."""
+    encode = getattr(imagecodecs, f"{'zstd' if name == 'Zstandard' else name.lower()}_encode")
+    data = np.frombuffer(encode(SAMPLES.tobytes()), np.uint8)
+    codec = tile_loops.decoder(name)
+    assert codec is not None, "imagecodecs has it no more; tifffile decodes"
+    for room in (SAMPLES.nbytes, SAMPLES.nbytes - 1000):
+        samples, target = np.full(SAMPLES.nbytes, 0x5A, np.uint8), np.zeros((1, room), np.uint8)
+        row = np.zeros((1, tile_loops.EXTENTS + 2), np.int64)
+        row[0, tile_loops.OFFSET], row[0, tile_loops.LENGTH] = data.ctypes.data, len(data)
+        row[0, tile_loops.HEIGHT], row[0, tile_loops.PART] = 1, target.ctypes.data
+        row[0, tile_loops.EXTENTS :] = 1, room
+        ends, nothing = np.zeros(1, np.int8), np.empty(0, np.uint8)
+        tile_loops.read_tiles(
+            np.zeros(1, np.int64), row, ends, -1, codec, np.array([room, 1, 1, 1, 0]), np.array([[room, 1], [room, 1]]),
+            samples, nothing, nothing,
+        )  # fmt: skip
+        assert (samples[room:] == 0x5A).all(), "nothing is written past the target"
+        if room == SAMPLES.nbytes:
+            assert ends[0] == DONE
+            assert target.tobytes() == SAMPLES.tobytes()

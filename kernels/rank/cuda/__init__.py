@@ -8,7 +8,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
-from kernels.rank.cuda import columns, cube, extremes, gather, ordered, rows, square, tile
+from kernels.rank.cuda import bitsets, cube, extremes, gather, ordered, rows, square, tile
 from kernels.rank.task import Difference, Task
 from kernels.runtime.launch import Repeat, on_stream, record
 
@@ -111,11 +111,11 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType(
             run=ordered.run,
             applies=ordered.applies,
         ),
-        "columns": Variant(
-            summary="boxes of medium size, by counts of the columns of a sorted tile",
-            entries=columns.ENTRIES,
-            run=columns.run,
-            applies=columns.applies,
+        "bitsets": Variant(
+            summary="boxes of medium size, by bits over the sorted samples of a tile",
+            entries=bitsets.ENTRIES,
+            run=bitsets.run,
+            applies=bitsets.applies,
         ),
         "tile": Variant(
             summary="medians of squares of 9 to 15, by networks in registers, tiles within tiles",

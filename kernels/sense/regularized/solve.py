@@ -81,7 +81,7 @@ def _refuse_wiped(unit: Problem, image: Any) -> None:
     for penalty in unit.penalties:
         if not (penalty.wipes and penalty.strength > 0):
             continue
-        # Any norm tells whether an image is 0; differences are 0 for more than that.
+        # An image is 0 if its norm is. Total variation wipes out more: a constant image, whose differences are 0.
         sizes = [inner(each, each) if penalty.simple else penalty.value(each) for each in (unit.right, image)]
         whole, left = map(float, sizes)
         if whole > 0 and left <= _WIPED ** (2 if penalty.simple else 1) * whole:

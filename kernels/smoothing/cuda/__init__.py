@@ -159,10 +159,11 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType(
             most_taps=MAX_TAPS,
         ),
         "sweep": Variant(
-            summary="boxes of integers past 255 samples, both axes at once: prefix sums of the change from row to row",
+            summary="boxes of integers past 255 samples, both axes at once: sums of what changes from row to row",
             entries=sweep.ENTRIES,
             run=sweep.run,
             applies=sweep.applies,
+            repeatable=True,
             most_taps=MAX_TAPS,
         ),
         "decimated": Variant(

@@ -106,11 +106,11 @@ __device__ inline float weighted(const float* x, const float* weights) {
 }
 
 // fill, filled: the value beyond the edge of the rows, and of the sums down them.
-template <typename In, int FACTOR, int ORDER>
+template <typename In, int FACTOR, int TAPS>
 __global__ void __launch_bounds__(PLANE_THREADS, same<In, float> && FACTOR == 8 ? 1 : 4)
 decimate_plane(const In* __restrict__ in, float* __restrict__ out, Plane plane, PlaneWeights weights, float fill,
                float filled) {
-    constexpr int TAPS = ORDER * (FACTOR - 1) + 1, OPEN = (TAPS + FACTOR - 1) / FACTOR;
+    constexpr int OPEN = (TAPS + FACTOR - 1) / FACTOR;
     constexpr int RESULTS = FACTOR == 2 ? 2 : 1;  // of a thread along a row
     __shared__ __align__(16) float line[2][LINE_PLACES];
     __shared__ float across[MOST_DOWN];

@@ -23,11 +23,14 @@ BLOCKS_A_MULTIPROCESSOR = 12  # several times what runs at once, so that the las
 LEAST_STEPS, LEAST_SMALL_STEPS = 24, 8  # the second if the first leave multiprocessors idle
 C_TYPES = {"uint8": "unsigned char", "uint16": "unsigned short", "int16": "short", "float32": "float"}
 STAGES = ((2, 6), (4, 6), (8, 4), (8, 6))  # factors and orders
+BYTE_STAGES = ((4, 6), (8, 4))  # the last to be interpolated for results that are bytes
+PREFILTERS = ((2, 7), (4, 19), (4, 23), (8, 29), (8, 43))  # factors and taps
 ENTRIES = (
-    *(f"decimate_plane<{c}, {factor}, {order}>" for c in C_TYPES.values() for factor, order in STAGES),
+    *(f"decimate_plane<{c}, {factor}, {taps}>" for c in C_TYPES.values() for factor, taps in PREFILTERS),
     *(
         f"interpolate_plane<{c}, {factor}, {order}, {order_y}>"
         for c, (factor, order), order_y in itertools.product(C_TYPES.values(), STAGES, (4, 6))
+        if c != "unsigned char" or (factor, order) in BYTE_STAGES
     ),
 )
 
@@ -77,7 +80,7 @@ def decimate(values: Any, steps: Sequence[Resampling], out: Any, stream: Any) ->
     blocks = tiles * planes * -(-plane.out_rows // plane.steps)
     weights = PlaneWeights()
     weights.y[: plane.taps_y], weights.x[: plane.taps_x] = down.stage.down, across.stage.down
-    entry = f"decimate_plane<{C_TYPES[values.dtype.name]}, {down.stage.factor}, {down.stage.order}>"
+    entry = f"decimate_plane<{C_TYPES[values.dtype.name]}, {down.stage.factor}, {plane.taps_y}>"
     fills = ctypes.c_float(down.fill), ctypes.c_float(across.fill)
     kernel("smoothing", entry).launch((blocks,), (THREADS,), (values, out, plane, weights, *fills), stream=stream)
 

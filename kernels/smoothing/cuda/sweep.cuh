@@ -10,19 +10,20 @@
 
 //   box_starts   column sums of every band's first rows
 //   box_sweep    a block goes down a band of a strip; the window of row y is that of row y - 1 plus the sum across of
-//                D[x] = entering row - leaving row:
-//     ask for the next two rows -> [copies arrive] -> D, prefix sums in the thread and the warp -> barrier
-//     -> sums of the warps before -> prefix sums in shared memory -> barrier -> two of them a result, divided
+//                D[x] = entering row - leaving row. A thread has neighbouring windows, whose sums differ by D at their two edges:
+//     sums of these differences in the thread and the warp, and a share of the strip's first window -> barrier
+//     -> sums of the threads before -> divide -> the warp stores -> [the next rows arrive] -> pixels beyond the edge
+//     -> barrier, at edges only
+//   The last warp meets the others at these barriers, and asks for the rows after the next once their place is free.
 // A result is kept as its mean m and the rest r of the division, so that 32 bits suffice: m n + r = sum + n / 2.
 // A band is as high as the window, or a whole part of it, so that one block's leaving row is another's entering one at
-// nearly the same time, and comes from L2.
+// nearly the same time: bytes then come from L2, 16 bits not.
 //
 // Floors for N samples of b bytes (8192 x 8192 u16 RGB, 1023 x 1023) on an H200 (4.2 TB/s, 132 multiprocessors at 1.98 GHz):
 //   bytes         3 N b: read by both kernels, written once       288 us
-//   instructions  about 6 for each sample read and 10 a result    120 us
-//   shared        2 b + 8 for each sample read and 8 a result     150 us
+//   instructions  37 a result (counted by ncu)                    220 us
+//   shared        2 b for each sample read and 9 b a result       140 us
 
-constexpr int SWEEP_EACH = 24;  // samples of a row that a thread adds up: whole pixels, vectors on different banks
 constexpr int START_EACH = 8;
 constexpr unsigned short CONSTANT_SOURCE = 0xFFFF, FAR_SOURCE = 0xFFFE;
 
@@ -30,9 +31,11 @@ struct Sweep {
     int rows, out_rows, columns, out_columns;  // of a plane; columns of pixels
     int before_y, taps_y, mode_y, before_x, taps_x, mode_x;
     int tiles, outputs;         // blocks across a row, and samples that each writes
+    int pitch;                  // bytes of a row in shared memory, a multiple of 32
     int bands, band_rows;       // blocks down the rows, and rows that each writes
     int start_rows, starts;     // rows of a sum of box_starts, and sums that belong to the first window of a band
     int channels, aligned;      // aligned: whether box_starts may load vectors
+    int aligned_out;            // whether every warp's results begin and end at a multiple of 16 bytes
     unsigned fill;              // the sample beyond the edge
     unsigned samples;           // of a window
     unsigned multiplier, shift; // u * multiplier >> 32 + shift is u / samples for every u that occurs (sweep.py)
@@ -48,7 +51,7 @@ __device__ inline unsigned sample_of(const unsigned* word, int k) {
 }
 
 template <typename Sample>
-__global__ void __launch_bounds__(256, 8)
+__global__ void __launch_bounds__(256, 4)
 box_starts(const Sample* __restrict__ in, unsigned* __restrict__ sums, Sweep sweep) {
     constexpr int WORDS = START_EACH * sizeof(Sample) / 4;
     const int row_samples = sweep.columns * sweep.channels;
@@ -60,10 +63,14 @@ box_starts(const Sample* __restrict__ in, unsigned* __restrict__ sums, Sweep swe
     const int first = band * sweep.band_rows - (sweep.mode_y == VALID ? 0 : sweep.before_y);
     const Sample* source = in + plane * sweep.rows * row_samples + at;
     unsigned sum[START_EACH] = {};
-    if (sweep.aligned && own == START_EACH && first >= 0 && first + sweep.start_rows <= sweep.rows) {
-        const Sample* line = source + static_cast<long long>(first) * row_samples;
+    const bool inside = first >= 0 && first + sweep.start_rows <= sweep.rows;
+    const auto line_of = [&](int row) {
+        return source + static_cast<long long>(inside ? row : border_index(row, sweep.rows, sweep.mode_y)) * row_samples;
+    };
+    if (sweep.aligned && own == START_EACH && (inside || sweep.mode_y != CONSTANT)) {
 #pragma unroll 4
-        for (int row = 0; row < sweep.start_rows; ++row, line += row_samples) {
+        for (int row = 0; row < sweep.start_rows; ++row) {
+            const Sample* line = line_of(first + row);
             unsigned word[WORDS];
             if constexpr (WORDS == 4) {
                 const uint4 found = __ldg(reinterpret_cast<const uint4*>(line));
@@ -97,28 +104,59 @@ struct Staged {
     int row[2][2], skew[2][2];  // -1: a row of the constant; bytes between the slot's start and the strip's
 };
 
-template <typename Sample, int CHANNELS, int THREADS>
-__global__ void __launch_bounds__(THREADS, THREADS > 320 ? 1 : 2)
+template <typename T>
+__device__ inline T whole_warp_sum(T value) {
+    if constexpr (sizeof(T) == 4) return warp_sum(value);
+    else return __shfl_sync(WHOLE_WARP, inclusive_warp_sum(value), 31);
+}
+
+// Sums over the threads of a block's first warps for each channel: all threads' `first`, and `total` of those before this one.
+template <typename T, int CHANNELS>
+struct BlockSums {
+    T totals[CHANNELS][32], firsts[CHANNELS][32];
+
+    // Has a barrier; `before` receives the sums. Free again after the block's next barrier.
+    __device__ void add(T (&before)[CHANNELS], const T (&total)[CHANNELS], const T (&first)[CHANNELS], int warps) {
+        const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+#pragma unroll
+        for (int c = 0; c < CHANNELS; ++c) {
+            before[c] = inclusive_warp_sum(total[c]);
+            const T share = whole_warp_sum(first[c]);
+            if (lane == 31) totals[c][warp] = before[c], firsts[c][warp] = share;
+            before[c] -= total[c];
+        }
+        __syncthreads();
+#pragma unroll
+        for (int c = 0; c < CHANNELS; ++c)
+            before[c] += whole_warp_sum((lane < warp ? totals[c][lane] : T(0)) + (lane < warps ? firsts[c][lane] : T(0)));
+    }
+};
+
+// WORDS: of a row that a thread sums, preferably odd, so that lanes read from different banks.
+template <typename Sample, int CHANNELS, int WORDS, int THREADS>
+__global__ void __launch_bounds__(THREADS, 1)
 box_sweep(const Sample* __restrict__ in, Sample* __restrict__ out, const unsigned* __restrict__ starts, Sweep sweep) {
-    constexpr int BYTES = sizeof(Sample), EACH = SWEEP_EACH, SPAN = EACH * THREADS, WORDS = EACH * BYTES / 4;
-    constexpr int PITCH = SPAN * BYTES + 32;
-    static_assert(EACH % CHANNELS == 0 && THREADS % 32 == 0, "a thread has whole pixels");
-    extern __shared__ __align__(16) unsigned char shared[];
-    __shared__ unsigned totals[CHANNELS][32];
+    constexpr int BYTES = sizeof(Sample), A_WORD = 4 / BYTES, SAMPLES = WORDS * A_WORD;
+    static_assert(SAMPLES % CHANNELS == 0, "a thread has whole pixels");
+    extern __shared__ __align__(32) unsigned char shared[];
+    __shared__ BlockSums<unsigned, CHANNELS> sums[2];  // of odd and even steps
+    __shared__ BlockSums<unsigned long long, CHANNELS> first_sums;
     __shared__ Staged staged;
     __shared__ __align__(8) unsigned long long arrivals[2];  // of the stages' rows
-    unsigned* before = reinterpret_cast<unsigned*>(shared);  // [SPAN]: sum of the channel's samples before
-    unsigned char* stages = shared + 4 * SPAN;               // [stage][entering, leaving][PITCH]
-    unsigned short* source = reinterpret_cast<unsigned short*>(stages + 4 * PITCH);  // [SPAN], of samples beyond the ends
-
+    const int pitch = sweep.pitch, warps = blockDim.x / 32 - 1, threads = 32 * warps;  // but for the last, which asks for rows
     const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
+    unsigned* results = reinterpret_cast<unsigned*>(shared + 4 * pitch) + warp * 32 * WORDS;  // after [stage][entering, leaving][pitch]
+    unsigned short* source = reinterpret_cast<unsigned short*>(shared + 4 * pitch + 4 * threads * WORDS);  // of pixels beyond the ends
+
     const int tile = blockIdx.x % sweep.tiles, band = blockIdx.x / sweep.tiles % sweep.bands;
     const long long plane = blockIdx.x / sweep.tiles / sweep.bands;
     const int row_samples = sweep.columns * CHANNELS, out_samples = sweep.out_columns * CHANNELS;
-    const int x = tile * sweep.outputs, wanted = min(sweep.outputs, out_samples - x);
+    const int x = tile * sweep.outputs, wanted = min(sweep.outputs, out_samples - x), reach = sweep.taps_x * CHANNELS;
     const int height = min(sweep.band_rows, sweep.out_rows - band * sweep.band_rows);
-    const int left = x - (sweep.mode_x == VALID ? 0 : sweep.before_x * CHANNELS), span = wanted + sweep.taps_x * CHANNELS;
+    // The strip begins a pixel before its first window.
+    const int left = x - (sweep.mode_x == VALID ? 0 : sweep.before_x * CHANNELS) - CHANNELS, span = wanted + reach;
     const int low = max(-left, 0), high = min(row_samples - left, span);  // samples of the strip inside the row
+    const int before = low / CHANNELS, after = high / CHANNELS, beyond = before + span / CHANNELS - after;  // pixels
     const int first = band * sweep.band_rows - (sweep.mode_y == VALID ? 0 : sweep.before_y);
     const Sample* image = in + plane * sweep.rows * row_samples;
     const auto line_of = [&](int row) { return image + static_cast<long long>(row) * row_samples; };
@@ -129,18 +167,19 @@ box_sweep(const Sample* __restrict__ in, Sample* __restrict__ out, const unsigne
         return pixel < 0 ? -1 : static_cast<int>(pixel * CHANNELS + at % CHANNELS);
     };
 
-    // Starts copying the rows of a step: half of the first warp takes each.
+    // Starts copying the rows of a step: half of the warp takes each.
     const auto ask = [&](int step) {
-        if (warp != 0) return;
+        if (step >= height) return;
         const int k = lane / 16, part = lane % 16;
         const int row = border_index(first + step - 1 + (k == 0 ? sweep.taps_y : 0), sweep.rows, sweep.mode_y);
-        unsigned char* slot = stages + (step % 2 * 2 + k) * PITCH;
+        unsigned char* slot = shared + (step % 2 * 2 + k) * pitch;
         const Sample* line = line_of(max(row, 0));
         const long long begin = reinterpret_cast<long long>(line) + static_cast<long long>(left) * BYTES;
-        const int skew = row < 0 ? 0 : static_cast<int>(begin & 15);
+        const int skew = static_cast<int>(begin & 31);
         // Whole vectors of the row, and its first and last samples one by one.
         const int row_begin = skew - left * BYTES, row_end = skew + (row_samples - left) * BYTES, offset = skew / BYTES;
-        const int from = max((row_begin + 15) >> 4, 0), to = max(min((skew + high * BYTES + 15) >> 4, row_end >> 4), from);
+        const int from = max((row_begin + 15) >> 4, skew >> 4);
+        const int to = max(min((skew + high * BYTES + 15) >> 4, row_end >> 4), from);
         const unsigned char* base = reinterpret_cast<const unsigned char*>(begin - skew) + 16 * from;
         const int count = row < 0 ? 0 : to - from;
         if (part == 0) staged.row[step % 2][k] = row, staged.skew[step % 2][k] = skew;
@@ -152,7 +191,7 @@ box_sweep(const Sample* __restrict__ in, Sample* __restrict__ out, const unsigne
 #endif
         if (row < 0) {
             const unsigned fill = (sweep.fill & (BYTES == 1 ? 0xFF : 0xFFFF)) * (BYTES == 1 ? 0x01010101u : 0x00010001u);
-            for (int at = 16 * part; at < PITCH; at += 16 * 16)
+            for (int at = 16 * part; at < pitch; at += 16 * 16)
                 *reinterpret_cast<uint4*>(slot + at) = make_uint4(fill, fill, fill, fill);
             fence_bulk_copies();
             return;
@@ -165,174 +204,172 @@ box_sweep(const Sample* __restrict__ in, Sample* __restrict__ out, const unsigne
         }
         if (head + tail > 0) fence_bulk_copies();
     };
-    // Completes the rows of a stage beyond their ends.
-    const auto patch = [&](int stage) {
-        for (int j = thread; j < low + span - high; j += THREADS) {
-            const int i = j < low ? j : high + j - low, from = source[i];
+    // Waits for the rows of a step, and completes them beyond their ends.
+    const auto await = [&](int step) {
+        if (step >= height) return;
+        const int stage = step % 2;
+        wait_for_arrival(shared_address(&arrivals[stage]), (step - 1) / 2);
+#if __CUDA_ARCH__ < 900
+        __syncthreads();
+#endif
+        if (beyond == 0) return;
+        Sample* samples[2];
 #pragma unroll
-            for (int k = 0; k < 2; ++k) {
-                const int row = staged.row[stage][k];
-                Sample* samples = reinterpret_cast<Sample*>(stages + (stage * 2 + k) * PITCH + staged.skew[stage][k]);
-                samples[i] = from == CONSTANT_SOURCE || row < 0 ? static_cast<Sample>(sweep.fill)
-                             : from == FAR_SOURCE              ? __ldg(line_of(row) + place_of(i))
-                                                               : samples[from];
+        for (int k = 0; k < 2; ++k) samples[k] = reinterpret_cast<Sample*>(shared + (stage * 2 + k) * pitch + staged.skew[stage][k]);
+        for (int j = thread; j < beyond; j += threads) {
+            const int i = (j < before ? j : j - before + after) * CHANNELS, from = source[j];
+            if (from < FAR_SOURCE) {
+#pragma unroll
+                for (int c = 0; c < CHANNELS; ++c) {
+                    samples[0][i + c] = samples[0][from * CHANNELS + c];
+                    samples[1][i + c] = samples[1][from * CHANNELS + c];
+                }
+                continue;
+            }
+#pragma unroll 1
+            for (int part = 0; part < 2 * CHANNELS; ++part) {
+                const int c = part / 2, row = staged.row[stage][part % 2];
+                samples[part % 2][i + c] = from == CONSTANT_SOURCE || row < 0 ? static_cast<Sample>(sweep.fill)
+                                                                              : __ldg(line_of(row) + place_of(i + c));
             }
         }
         fence_bulk_copies();
-    };
-    const auto read = [&](unsigned(&word)[WORDS], int stage, int k) {
-        const int skew = staged.skew[stage][k];
-        const unsigned char* from = stages + (stage * 2 + k) * PITCH + skew + thread * EACH * BYTES;
-        if (skew % (8 * BYTES) == 0) {
-#pragma unroll
-            for (int i = 0; i < 3; ++i) {
-                if constexpr (BYTES == 2) {
-                    const uint4 found = reinterpret_cast<const uint4*>(from)[i];
-                    word[4 * i] = found.x, word[4 * i + 1] = found.y, word[4 * i + 2] = found.z, word[4 * i + 3] = found.w;
-                } else {
-                    const uint2 found = reinterpret_cast<const uint2*>(from)[i];
-                    word[2 * i] = found.x, word[2 * i + 1] = found.y;
-                }
-            }
-        } else {
-            const unsigned byte = skew % 4;
-            const unsigned* words = reinterpret_cast<const unsigned*>(from - byte);
-#pragma unroll
-            for (int i = 0; i < WORDS; ++i) word[i] = __funnelshift_r(words[i], words[i + 1], 8 * byte);
-        }
-    };
-    // own: the sums of the thread's samples before each; run: of all. Afterwards `before` is complete.
-    const auto spread = [&](unsigned(&own)[EACH], const unsigned(&run)[CHANNELS]) {
-        unsigned offset[CHANNELS];
-#pragma unroll
-        for (int c = 0; c < CHANNELS; ++c) {
-            offset[c] = inclusive_warp_sum(run[c]);
-            if (lane == 31) totals[c][warp] = offset[c];
-        }
-        __syncthreads();
-#pragma unroll
-        for (int c = 0; c < CHANNELS; ++c)
-            offset[c] += warp_sum(lane < warp ? static_cast<int>(totals[c][lane]) : 0) - run[c];
-#pragma unroll
-        for (int j = 0; j < EACH; ++j) own[j] += offset[j % CHANNELS];
-#pragma unroll
-        for (int j = 0; j < EACH; j += 4)
-            *reinterpret_cast<uint4*>(before + thread * EACH + j) = make_uint4(own[j], own[j + 1], own[j + 2], own[j + 3]);
-        wait_for_copies();
         __syncthreads();
     };
-    // Samples past the strip's end give windows that are not used.
-    const unsigned* windows = before + thread;
-    const int reach = sweep.taps_x * CHANNELS;
-    const auto window = [&](int i) { return windows[i * THREADS + reach] - windows[i * THREADS]; };
 
-    // The sums of the first window.
     if (thread < 2) init_arrival(&arrivals[thread], 2);
     fence_bulk_copies();
-    __syncthreads();
-    if (height > 1) ask(1);
-    for (int i = thread; i < SPAN; i += THREADS) {
+    if (warp == warps) {
+        __syncthreads();  // the others have the column sums,
+        __syncthreads();  // add up the first windows,
+        __syncthreads();  // and no longer need the column sums, whose place the rows take
+        ask(1);
+        ask(2);
+        __syncthreads();
+#pragma unroll 1
+        for (int step = 1; step < height; ++step) {
+#if __CUDA_ARCH__ < 900
+            wait_for_copies();
+            __syncthreads();
+#endif
+            if (beyond > 0) __syncthreads();
+            __syncthreads();
+            ask(step + 2);
+        }
+        return;
+    }
+    // The column sums of the first window, in the place of the rows.
+    unsigned* column = reinterpret_cast<unsigned*>(shared);
+    for (int i = thread; i < span; i += threads) {
         unsigned sum = 0;
-        if (i < span) {
-            const int from = place_of(i), inside = from - left;
-            const unsigned fill = to_sum<unsigned>(static_cast<Sample>(sweep.fill));
-            source[i] = from < 0 ? CONSTANT_SOURCE : inside >= low && inside < high ? inside : FAR_SOURCE;
-            if (from < 0) {
-                sum = fill * sweep.taps_y;
-            } else {
-                const unsigned* held =
-                    starts + (plane * (sweep.bands + sweep.starts - 1) + band) * static_cast<long long>(row_samples) + from;
-                for (int k = 0; k < sweep.starts; ++k) sum += __ldg(held + static_cast<long long>(k) * row_samples);
-                for (int k = sweep.starts * sweep.start_rows; k < sweep.taps_y; ++k) {
-                    const int row = border_index(first + k, sweep.rows, sweep.mode_y);
-                    sum += row < 0 ? fill : to_sum<unsigned>(__ldg(line_of(row) + from));
-                }
+        const int from = place_of(i), inside = from - left;
+        const unsigned fill = to_sum<unsigned>(static_cast<Sample>(sweep.fill));
+        if ((i < low || i >= high) && i % CHANNELS == 0)
+            source[i < low ? i / CHANNELS : i / CHANNELS - after + before] =
+                from < 0 ? CONSTANT_SOURCE : inside >= low && inside < high ? inside / CHANNELS : FAR_SOURCE;
+        if (from < 0) {
+            sum = fill * sweep.taps_y;
+        } else {
+            const unsigned* held =
+                starts + (plane * (sweep.bands + sweep.starts - 1) + band) * static_cast<long long>(row_samples) + from;
+            for (int k = 0; k < sweep.starts; ++k) sum += __ldg(held + static_cast<long long>(k) * row_samples);
+            for (int k = sweep.starts * sweep.start_rows; k < sweep.taps_y; ++k) {
+                const int row = border_index(first + k, sweep.rows, sweep.mode_y);
+                sum += row < 0 ? fill : to_sum<unsigned>(__ldg(line_of(row) + from));
             }
         }
-        before[i] = sum;
+        column[i] = sum;
     }
     __syncthreads();
-    unsigned mean[EACH / 2];  // pairs of them, of signed samples plus 32768
-    unsigned rest[EACH];      // and extra * samples
+    unsigned mean[WORDS] = {};  // as samples, of signed ones plus 32768
+    unsigned rest[SAMPLES];
     {
-        unsigned column[EACH];
+        // The sum of a window, from the sum of that of the pixel before.
+        unsigned long long sum[CHANNELS] = {}, share[CHANNELS] = {}, earlier[CHANNELS];
+#pragma unroll 1
+        for (int j = 0; j < SAMPLES && thread * SAMPLES + j < wanted; j += CHANNELS)
 #pragma unroll
-        for (int j = 0; j < EACH; ++j) column[j] = before[thread * EACH + j];
+            for (int c = 0; c < CHANNELS; ++c)
+                sum[c] += static_cast<unsigned long long>(column[thread * SAMPLES + j + c + reach]) - column[thread * SAMPLES + j + c];
+#pragma unroll 1
+        for (int i = thread * CHANNELS; i < reach; i += threads * CHANNELS)
 #pragma unroll
-        for (int limb = 0; limb < 2; ++limb) {
-            unsigned own[EACH], run[CHANNELS] = {};
+            for (int c = 0; c < CHANNELS; ++c) share[c] += column[i + c];
+        first_sums.add(earlier, sum, share, warps);
+        const double inverse = 1.0 / sweep.samples;
 #pragma unroll
-            for (int j = 0; j < EACH; ++j) {
-                own[j] = run[j % CHANNELS];
-                run[j % CHANNELS] += limb == 0 ? column[j] & 0xFFFF : column[j] >> 16;
-            }
-            spread(own, run);
-#pragma unroll
-            for (int i = 0; i < EACH; ++i) {
-                if (i * THREADS >= wanted) break;
-                if (limb == 0) {
-                    rest[i] = window(i);
-                } else {
-                    const unsigned long long sum =
-                        (static_cast<unsigned long long>(window(i)) << 16) + rest[i] + sweep.samples / 2;
-                    const unsigned whole = static_cast<unsigned>(sum / sweep.samples);
-                    rest[i] = static_cast<unsigned>(sum - static_cast<unsigned long long>(whole) * sweep.samples) +
-                              sweep.extra * sweep.samples;
-                    mean[i / 2] = i % 2 == 0 ? whole : mean[i / 2] + (whole << 16);
-                }
+        for (int j = 0; j < SAMPLES; ++j) {
+            if (thread * SAMPLES + j < wanted) {
+                unsigned long long& total = earlier[j % CHANNELS];
+                total += static_cast<unsigned long long>(column[thread * SAMPLES + j + reach]) - column[thread * SAMPLES + j];
+                const unsigned long long rounded = total + sweep.samples / 2;
+                unsigned whole = static_cast<unsigned>(static_cast<double>(rounded) * inverse);  // or one off
+                rest[j] = static_cast<unsigned>(rounded) - whole * sweep.samples;
+                if (static_cast<int>(rest[j]) < 0) --whole, rest[j] += sweep.samples;
+                else if (rest[j] >= sweep.samples) ++whole, rest[j] -= sweep.samples;
+                mean[j / A_WORD] += whole << 8 * BYTES * (j % A_WORD);
+            } else {
+                rest[j] = 0;
             }
         }
     }
-    Sample* target = out + (plane * sweep.out_rows + static_cast<long long>(band) * sweep.band_rows) * out_samples + x + thread;
-    const int outputs = wanted - thread;  // of the thread: those at multiples of THREADS below this
-    const auto store = [&](int i) {
-        const unsigned pair = same<Sample, short> ? mean[i / 2] ^ 0x80008000u : mean[i / 2];
-        if (i * THREADS < outputs) target[i * THREADS] = static_cast<Sample>(pair);
-        if ((i + 1) * THREADS < outputs) target[(i + 1) * THREADS] = static_cast<Sample>(pair >> 16);
-    };
+    __syncthreads();
+    Sample* target = out + (plane * sweep.out_rows + static_cast<long long>(band) * sweep.band_rows) * out_samples + x + warp * 32 * SAMPLES;
+    const int stored = min(wanted - warp * 32 * SAMPLES, 32 * SAMPLES);
+    const auto store = [&] {
+        wait_for_bulk_stores();
+        __syncwarp();  // the last row's results have been read
 #pragma unroll
-    for (int i = 0; i < EACH; i += 2) store(i);
+        for (int i = 0; i < WORDS; ++i) results[lane * WORDS + i] = same<Sample, short> ? mean[i] ^ 0x80008000u : mean[i];
+        fence_bulk_copies();
+        __syncwarp();
+        if (stored > 0) store_row(target, results, stored, sweep.aligned_out, lane);
+        target += out_samples;
+    };
+    store();
+    __syncthreads();
+    await(1);
 
-    const bool at_edge = low > 0 || high < span;
-    const unsigned back = sweep.extra * sweep.samples, both = sweep.extra * 0x10001u;
+    const bool alike = row_samples * BYTES % 4 == 0;  // whether all rows start at the same byte of a word
+    const unsigned back = sweep.extra * sweep.samples, all = sweep.extra * (BYTES == 1 ? 0x01010101u : 0x00010001u);
 #pragma unroll 1
     for (int step = 1; step < height; ++step) {
-        const int stage = step % 2;
-        wait_for_arrival(shared_address(&arrivals[stage]), (step - 1) / 2);
-        if (step + 1 < height) ask(step + 1);
-        if (at_edge) {
-            patch(stage);
-            __syncthreads();
-        }
-        unsigned own[EACH], run[CHANNELS] = {};
-        {
-            unsigned entering[WORDS], leaving[WORDS];
-            read(entering, stage, 0);
-            read(leaving, stage, 1);
+        const unsigned char* entering = shared + step % 2 * 2 * pitch + staged.skew[step % 2][0];
+        const unsigned char* leaving = shared + (step % 2 * 2 + 1) * pitch + staged.skew[step % 2][1];
+        const int left_byte = staged.skew[step % 2][0] % 4, right_byte = (left_byte + reach * BYTES) % 4;
+        unsigned change[SAMPLES], total[CHANNELS], share[CHANNELS] = {}, earlier[CHANNELS];
+        const auto changes = [&](auto right, auto left) {
+            window_changes<Sample, CHANNELS, right.value, left.value>(change, total, entering + thread * 4 * WORDS,
+                                                                      leaving + thread * 4 * WORDS, reach * BYTES, 0xFF01u, 0x01FFu);
+        };
+        constexpr int OTHER = BYTES == 2 ? ODD : ANY;
+        if (BYTES == 2 && !alike) changes(Known<ANY>(), Known<ANY>());
+        else if (alike && right_byte == 0 && left_byte == 0) changes(Known<EVEN>(), Known<EVEN>());
+        else if (alike && right_byte == 0) changes(Known<EVEN>(), Known<OTHER>());
+        else if (alike && left_byte == 0) changes(Known<OTHER>(), Known<EVEN>());
+        else changes(Known<OTHER>(), Known<OTHER>());
+#pragma unroll 1
+        for (int i = thread * CHANNELS; i < reach; i += threads * CHANNELS)
 #pragma unroll
-            for (int j = 0; j < EACH; ++j) {
-                const int word = j * BYTES / 4;
-                const bool upper = j * BYTES % 4 >= 2;
-                const unsigned pair = __byte_perm(entering[word], leaving[word],
-                                                  BYTES == 1 ? (upper ? 0x7362 : 0x5140) : (upper ? 0x7632 : 0x5410));
-                own[j] = run[j % CHANNELS];
-                run[j % CHANNELS] = dot<Sample>(pair, BYTES == 1 && j % 2 ? 0xFF010000u : 0xFF01u, run[j % CHANNELS]);
+            for (int c = 0; c < CHANNELS; ++c)
+                share[c] += reinterpret_cast<const Sample*>(entering)[i + c] - reinterpret_cast<const Sample*>(leaving)[i + c];
+        sums[step % 2].add(earlier, total, share, warps);
+#pragma unroll
+        for (int c = 0; c < CHANNELS; ++c) earlier[c] += back;
+#pragma unroll
+        for (int i = 0; i < WORDS; ++i) {
+#pragma unroll
+            for (int k = 0; k < A_WORD; ++k) {
+                const int j = i * A_WORD + k;
+                const unsigned u = rest[j] + change[j] + earlier[j % CHANNELS];
+                const unsigned quotient = __umulhi(u, sweep.multiplier) >> sweep.shift;
+                rest[j] = u - quotient * sweep.samples;
+                mean[i] += quotient << 8 * BYTES * k;
             }
+            mean[i] -= all;
         }
-        spread(own, run);
-        target += out_samples;
-#pragma unroll
-        for (int i = 0; i < EACH; i += 2) {
-            if (i * THREADS >= wanted) break;
-            unsigned quotient[2];
-#pragma unroll
-            for (int k = 0; k < 2; ++k) {
-                const unsigned u = rest[i + k] + window(i + k);
-                quotient[k] = __umulhi(u, sweep.multiplier) >> sweep.shift;
-                rest[i + k] = u - quotient[k] * sweep.samples + back;
-            }
-            mean[i / 2] += quotient[0] + (quotient[1] << 16) - both;
-            store(i);
-        }
+        store();
+        await(step + 1);
     }
+    wait_for_bulk_stores();  // before the block's shared memory is freed
 }

@@ -12,21 +12,38 @@ import numpy as np
 
 from kernels.runtime.launch import kernel, multiprocessors, shared_bytes_a_block
 from kernels.smoothing.borders import MODES
-from kernels.smoothing.cuda.fused import MAX_BLOCKS, MAX_CHANNELS, MAX_LENGTH, VECTOR_BYTES, View, view_of
+from kernels.smoothing.cuda import tuning
+from kernels.smoothing.cuda.block_partition import up_to
+from kernels.smoothing.cuda.fused import MAX_BLOCKS, MAX_LENGTH, SECTOR_BYTES, VECTOR_BYTES, View, view_of
 from kernels.smoothing.window import Window
 
-THREADS = (640, 256)  # of a block of box_sweep, as its shared memory allows
-EACH, START_EACH, START_THREADS = 24, 8, 256
-STATIC_BYTES = 2048
+START_EACH, START_THREADS = 8, 256
+STATIC_BYTES = 4096
+SLACK_BYTES = 64  # of a row in shared memory: the rest of its first sector and last word
+MORE_TILES = 6  # across a row than the fewest that are tried
 START_ROWS = 12  # whose work the start of a block equals
 C_TYPES = {"uint8": "unsigned char", "uint16": "unsigned short", "int16": "short"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """How many windows of a row a block of box_sweep sums."""
+
+    words: int  # of results of a thread; an odd number keeps lanes on different banks
+    threads: int  # most of a block, or of the blocks of a multiprocessor, as registers allow
+
+    def entry(self, sample: str, channels: int) -> str:
+        return f"box_sweep<{sample}, {channels}, {self.words}, {self.threads}>"
+
+
+SHAPES = {(itemsize, channels): Shape(**shape) for (itemsize, channels), shape in tuning.SWEEP.items()}
 ENTRIES = (
     *(f"box_starts<{c}>" for c in C_TYPES.values()),
     *(
-        f"box_sweep<{c}, {channels}, {threads}>"
-        for c in C_TYPES.values()
-        for channels in range(1, MAX_CHANNELS + 1)
-        for threads in THREADS
+        shape.entry(c, channels)
+        for dtype, c in C_TYPES.items()
+        for (itemsize, channels), shape in SHAPES.items()
+        if itemsize == np.dtype(dtype).itemsize
     ),
 )
 
@@ -37,8 +54,8 @@ class Sweep(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_int) for name in ("rows", "out_rows", "columns", "out_columns")),
         *((name, ctypes.c_int) for name in ("before_y", "taps_y", "mode_y", "before_x", "taps_x", "mode_x")),
-        *((name, ctypes.c_int) for name in ("tiles", "outputs", "bands", "band_rows", "start_rows", "starts")),
-        *((name, ctypes.c_int) for name in ("channels", "aligned")),
+        *((name, ctypes.c_int) for name in ("tiles", "outputs", "pitch", "bands", "band_rows")),
+        *((name, ctypes.c_int) for name in ("start_rows", "starts", "channels", "aligned", "aligned_out")),
         *((name, ctypes.c_uint) for name in ("fill", "samples", "multiplier", "shift")),
         ("extra", ctypes.c_int),
     )
@@ -58,7 +75,7 @@ def applies(shape: tuple[int, ...], dtype: np.dtype[Any], windows: Sequence[Wind
     return view.planes * view.rows * view.columns * view.channels <= MAX_BLOCKS
 
 
-def run(image: Any, windows: Sequence[Window], cval: float, out: Any, stream: Any) -> None:
+def run(image: Any, windows: Sequence[Window], cval: float, out: Any, stream: Any) -> Sequence[Any]:
     import cupy
 
     view, dtype = view_of(image.shape, windows), np.dtype(image.dtype)
@@ -67,6 +84,8 @@ def run(image: Any, windows: Sequence[Window], cval: float, out: Any, stream: An
     sweep = _sweep(view, dtype, cval, cut)
     row_samples, row_bytes = view.columns * view.channels, view.columns * view.channels * dtype.itemsize
     vector = START_EACH * dtype.itemsize
+    sweep.aligned_out = sweep.out_columns * view.channels * dtype.itemsize % VECTOR_BYTES == 0
+    sweep.aligned_out &= out.data.ptr % VECTOR_BYTES == 0
     sweep.aligned = row_bytes % vector == 0 and image.data.ptr % VECTOR_BYTES == 0
     count = sweep.bands + sweep.starts - 1
     starts = cupy.empty((view.planes, count, row_samples), "uint32")
@@ -74,18 +93,22 @@ def run(image: Any, windows: Sequence[Window], cval: float, out: Any, stream: An
     kernel("smoothing", f"box_starts<{C_TYPES[dtype.name]}>").launch(
         (blocks,), (START_THREADS,), (image, starts, sweep), stream=stream
     )
-    kernel("smoothing", f"box_sweep<{C_TYPES[dtype.name]}, {view.channels}, {cut.threads}>").launch(
-        (view.planes * sweep.bands * sweep.tiles,), (cut.threads,), (image, out, starts, sweep),
-        shared_bytes=_shared_bytes(cut.threads, dtype.itemsize), stream=stream,
+    kernel("smoothing", SHAPES[dtype.itemsize, view.channels].entry(C_TYPES[dtype.name], view.channels)).launch(
+        (view.planes * sweep.bands * sweep.tiles,), (cut.threads + 32,), (image, out, starts, sweep),
+        shared_bytes=cut.shared_bytes, stream=stream,
     )  # fmt: skip
+    return [starts]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cut:
     """How an image is cut into blocks of box_sweep."""
 
-    threads: int
+    threads: int  # of a block that sum; 32 more ask for rows
     tiles: int  # across a row
+    outputs: int  # pixels of a row that a block writes
+    pitch: int  # bytes of a row in shared memory
+    shared_bytes: int
     band_rows: int
     cost: int  # what a multiprocessor does, in samples read
 
@@ -94,24 +117,43 @@ def _cuts(view: View, dtype: np.dtype[Any]) -> list[Cut]:
     """Those that are possible."""
     taps_y, taps_x = (1 if window is None else window.taps for window in (view.down, view.across))
     out_rows, out_columns = _output(view)
-    found = []
-    for threads in THREADS:
-        at_once = min((shared_bytes_a_block() + 1024) // (_shared_bytes(threads, dtype.itemsize) + STATIC_BYTES), 2)
-        most = EACH * threads // view.channels - taps_x  # pixels of a row that a block writes
-        if threads > 320:
-            at_once = min(at_once, 1)
-        if at_once == 0 or most < taps_x // 8 + 1:
+    shape, channels = SHAPES[dtype.itemsize, view.channels], view.channels
+    samples = shape.words * 4 // dtype.itemsize  # of a thread
+    fewest, found = -(-out_columns * channels // (samples * (shape.threads - 32))), []
+    for tiles in range(fewest, fewest + MORE_TILES):
+        outputs = min(up_to(-(-out_columns // tiles), VECTOR_BYTES), out_columns)
+        threads = up_to(-(-outputs * channels // samples), 32)
+        pitch = up_to((threads * samples + taps_x * channels) * dtype.itemsize + SLACK_BYTES, SECTOR_BYTES)
+        # Rows, results, and the sources of pixels beyond the edges.
+        shared = 4 * pitch + 4 * threads * shape.words + 2 * _beyond(view, outputs)
+        at_once = min((shared_bytes_a_block() + 1024) // (shared + STATIC_BYTES), shape.threads // (threads + 32))
+        if at_once == 0 or outputs * (tiles - 1) >= out_columns:
             continue
-        tiles = -(-out_columns // most)
         bands = max(at_once * multiprocessors() // (view.planes * tiles), 1)
         band_rows = -(-out_rows // min(bands, out_rows))
         # As high as the window or a whole part of it, if that is not much higher.
         if taps_y >= band_rows:
             band_rows = taps_y // (taps_y // band_rows)
         blocks = view.planes * tiles * -(-out_rows // band_rows)
-        cost = -(-blocks // (at_once * multiprocessors())) * at_once * threads * (band_rows + START_ROWS)
-        found.append(Cut(threads=threads, tiles=tiles, band_rows=band_rows, cost=cost))
+        row = threads * samples + taps_x * channels // 4
+        cost = -(-blocks // (at_once * multiprocessors())) * at_once * row * (band_rows + START_ROWS)
+        found.append(
+            Cut(
+                threads=threads, tiles=tiles, outputs=outputs, pitch=pitch, shared_bytes=shared, band_rows=band_rows,
+                cost=cost,
+            )
+        )  # fmt: skip
     return found
+
+
+def _beyond(view: View, outputs: int) -> int:
+    """The most pixels of a strip that lie beyond a row's ends."""
+    if view.across is None or view.across.mode == "valid":
+        return 2
+    before, taps = view.across.before, view.across.taps
+    starts = range(0, view.columns, outputs)
+    strips = ((x - before - 1, min(x + outputs, view.columns) - before + taps - 1) for x in starts)
+    return max(max(-left, 0) + max(right - view.columns, 0) for left, right in strips)
 
 
 def _output(view: View) -> tuple[int, int]:
@@ -126,14 +168,14 @@ def _sweep(view: View, dtype: np.dtype[Any], cval: float, cut: Cut) -> Sweep:
     before_x, taps_x, mode_x = (0, 1, "reflect") if across is None else (across.before, across.taps, across.mode)
     out_rows, out_columns = _output(view)
     samples, tiles, band_rows = taps_y * taps_x, cut.tiles, cut.band_rows
-    outputs = -(-out_columns // tiles)
     start_rows = min(band_rows, taps_y)
     shift = samples.bit_length() - 1 - (samples & samples - 1 == 0)
     return Sweep(
         rows=view.rows, out_rows=out_rows, columns=view.columns, out_columns=out_columns,
         before_y=before_y, taps_y=taps_y, mode_y=MODES.index(mode_y),
         before_x=before_x, taps_x=taps_x, mode_x=MODES.index(mode_x),
-        tiles=tiles, outputs=outputs * view.channels, bands=-(-out_rows // band_rows), band_rows=band_rows,
+        tiles=tiles, outputs=cut.outputs * view.channels, pitch=cut.pitch,
+        bands=-(-out_rows // band_rows), band_rows=band_rows,
         start_rows=start_rows, starts=taps_y // start_rows, channels=view.channels,
         fill=int(cval) & 0xFFFF, samples=samples, multiplier=-(-(1 << 32 + shift) // samples), shift=shift,
         extra=_extra(view, dtype),
@@ -143,8 +185,3 @@ def _sweep(view: View, dtype: np.dtype[Any], cval: float, cut: Cut) -> Sweep:
 def _extra(view: View, dtype: np.dtype[Any]) -> int:
     """The least whole number of means that a window may lose from one row to the next."""
     return int(-(-np.iinfo(f"uint{8 * dtype.itemsize}").max // (1 if view.down is None else view.down.taps)))
-
-
-def _shared_bytes(threads: int, itemsize: int) -> int:
-    """Of box_sweep: sums, four rows and the sources of samples beyond the edges."""
-    return EACH * threads * (4 + 4 * itemsize + 2) + 4 * 32

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.codecs import nvcomp
 from pipeline.codecs.packed import ChunkForm
 from pipeline.config import format_bytes
 from pipeline.engine.devices import cuda_driver
@@ -68,8 +67,9 @@ class Device(ABC):
     # Slots that keep every stage busy: one in each lane, and one or more on each side of them.
     ring_depth: int
 
-    # Whether it decodes packed blocks (`ReadsPacked`), and the codecs in which it encodes chunks (`TakesPacked`).
+    # True if the device decodes packed blocks (`ReadsPacked`).
     decodes = False
+    # The codecs in which the device encodes chunks (`TakesPacked`).
     encodes: frozenset[str] = frozenset()
 
     # The least and the most bytes of input and output together that make a good chunk.
@@ -253,7 +253,7 @@ class CudaDevice(Device):
         self._origin = cupy.cuda.Event()
         self._origin_time = 0.0
         self._bound: GpuBound | None = None
-        self.decodes, self.encodes = True, frozenset({"lz4"} if nvcomp.load() is None else {"lz4", "zstd"})
+        self.decodes, self.encodes = True, frozenset({"lz4"})
         self._of_thread = _OfThread()
 
     def bounded(

@@ -1,5 +1,4 @@
-"""Encodes the chunks of an output on a GPU: kernels shuffle them, encode LZ4 and write Blosc chunks; nvCOMP encodes
-Zstandard."""
+"""Encodes the chunks of an output on a GPU: kernels shuffle them, encode LZ4 and write Blosc chunks."""
 
 from __future__ import annotations
 
@@ -9,7 +8,6 @@ import numpy as np
 
 from kernels.blocks import BLOCK, BYTES, NO_SHUFFLE, Places
 from kernels.blocks.cuda import Packed, Packing, Streams, cut, encode_lz4, pack_chunks
-from pipeline.codecs import nvcomp
 from pipeline.codecs.blosc import BloscLayout
 from pipeline.codecs.packed import ChunkForm
 
@@ -26,21 +24,17 @@ def table_bytes(chunks: int) -> int:
 class _Memory:
     """Device memory and tables for at most `chunks` chunks of one form."""
 
-    def __init__(self, codec: str, layout: BloscLayout, chunks: int) -> None:
+    def __init__(self, layout: BloscLayout, chunks: int) -> None:
         import cupy
 
         self.layout, self.chunks = layout, chunks
         self.stride = -(-layout.nbytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
         streams = layout.streams()
-        self.per_chunk, self.longest = len(streams), max(size for _, size in streams)
+        self.per_chunk, longest = len(streams), max(size for _, size in streams)
         count = self.per_chunk * chunks
-        room, temporary = self.longest, 0
-        if codec != "lz4":
-            room, temporary = nvcomp.encode_sizes(count, self.longest, self.stride * chunks)
-        self.room = -(-room // 16) * 16
+        self.room = -(-longest // 16) * 16
         self.shuffled = cupy.empty(self.stride * chunks, cupy.uint8)
         self.encoded = cupy.empty(self.room * count, cupy.uint8)
-        self.temporary = cupy.empty(max(temporary, 1), cupy.uint8)
         self.statuses, self.offsets = cupy.zeros(count, cupy.int32), cupy.empty(count, cupy.uint64)
         self.starts = cupy.empty(chunks, cupy.int64)
         firsts = np.arange(chunks, dtype=np.uint64)[:, np.newaxis] * np.uint64(self.stride)
@@ -63,26 +57,20 @@ class Packer:
     """Encodes one region after another, all on one stream; its memory is kept for the next."""
 
     def __init__(self) -> None:
-        self._memories: dict[tuple[str, BloscLayout], _Memory] = {}
+        self._memories: dict[BloscLayout, _Memory] = {}
         self._origins: dict[bytes, Any] = {}
 
     def launch(self, form: ChunkForm, samples: Any, out: Any, nbytes: int, stream: Any) -> None:
         """Enqueue the encoding of a region's samples into `out`, device memory of `nbytes`: the table, then chunks."""
         region, count = form.view(samples), len(form.origins)
         layout = BloscLayout(nbytes=int(np.prod(form.chunk)) * region.itemsize, typesize=region.itemsize)
-        memory = self._memory(form.codec, layout, count)
+        memory = self._memory(layout, count)
         origins = self._origins_of(form)
         places = Places(chunk=form.chunk, fill_value=0, longest=layout.block_bytes)
         cut(region, memory.blocks[: count * layout.blocks * BLOCK.itemsize], origins, memory.shuffled, places,
             stream=stream)  # fmt: skip
         streams = Streams(*(row.data.ptr for row in memory.table))
-        if form.codec == "lz4":
-            encode_lz4(streams, count * memory.per_chunk, stream)
-        else:
-            nvcomp.encode(
-                streams, count * memory.per_chunk, memory.longest, statuses=memory.statuses.data.ptr, stream=stream,
-                temporary=(memory.temporary.data.ptr, memory.temporary.nbytes),
-            )  # fmt: skip
+        encode_lz4(streams, count * memory.per_chunk, stream)
         first = table_bytes(count)
         packing = Packing(
             nbytes=layout.nbytes, capacity=max(nbytes - first, 0), room=memory.room, chunks=count,
@@ -97,11 +85,11 @@ class Packer:
         )  # fmt: skip
         pack_chunks(region, origins, places, packing, packed, stream=stream)
 
-    def _memory(self, codec: str, layout: BloscLayout, chunks: int) -> _Memory:
-        memory = self._memories.get((codec, layout))
+    def _memory(self, layout: BloscLayout, chunks: int) -> _Memory:
+        memory = self._memories.get(layout)
         if memory is None or memory.chunks < chunks:
             self._memories.clear()
-            memory = self._memories[codec, layout] = _Memory(codec, layout, chunks)
+            memory = self._memories[layout] = _Memory(layout, chunks)
         return memory
 
     def _origins_of(self, form: ChunkForm) -> Any:

@@ -18,17 +18,19 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.codecs.parallel import split
 from pipeline.errors import InputError, OutputError, StorageError
 from pipeline.formats.image.base import ImageFormat, ImageHeader, ImageReader, ImageWriter, Region, Storage, require_fit
 from pipeline.formats.image.contiguous import ContiguousSamples
 from pipeline.formats.image.metadata.notes import Notes
+from pipeline.formats.image.whole_files import WholeFiles, loops_for
 from pipeline.storage.confinement import in_its_folder, is_confined, open_beneath
 from pipeline.storage.output_lock import mode_of
 from pipeline.storage.partial import Callback, Opening, PartialFile, no_callback, sync_file_system, sync_opened
@@ -81,15 +83,31 @@ class FileList:
         if is_confined(path) and _vouched.get(path) != sha256_of(text):
             raise InputError(f"{path}: is a list of files, which a service does not take; submit the files themselves")
         try:
-            found = json.loads(text)
-            stored = found["stored"]
-            return cls(
-                files=tuple(ListedFile(*row) for row in found["files"]),
-                folder=found["folder"],
-                stored=None if stored is None else StoredSamples(**stored),
-            )
+            return _parsed(text)
         except (ValueError, TypeError, KeyError) as error:
             raise InputError(f"{path}: the list of files is damaged; run the job again without --resume") from error
+
+    @cached_property
+    def whole(self) -> WholeFiles | None:
+        """The files for compiled loops; None if there are too few."""
+        loops = loops_for(len(self.files))
+        if loops is None:
+            return None
+        found = WholeFiles(loops, [file.path for file in self.files], [file.output for file in self.files])
+        found.expect([(file.nbytes, file.mtime_ns) for file in self.files])
+        return found
+
+
+@lru_cache(maxsize=2)
+def _parsed(text: bytes) -> FileList:
+    """A list, which one job reads several times."""
+    found = json.loads(text)
+    stored = found["stored"]
+    return FileList(
+        files=tuple(ListedFile(*row) for row in found["files"]),
+        folder=found["folder"],
+        stored=None if stored is None else StoredSamples(**stored),
+    )
 
 
 _vouched: dict[Path, str] = {}  # SHA-256 by the path of the list
@@ -186,6 +204,7 @@ class FileListReader(ImageReader):
         if stored is not None:
             dtype = np.dtype(stored.dtype)
             self._samples = ContiguousSamples(shape=header.shape, dtype=dtype, offset=stored.offset)
+        _ = self._list.whole  # made once, before several threads want it
 
     def _first_header(self) -> ImageHeader:
         """The header of the first file that is still as it was listed."""
@@ -202,35 +221,28 @@ class FileListReader(ImageReader):
 
     def read(self, region: Region, out: NDArray[Any]) -> None:
         require_fit(self.header, region, out)
-        inside = Region(region.start[1:], region.stop[1:])
-        is_whole = inside.shape == self._one.shape
-        for number, target in zip(range(region.start[0], region.stop[0]), out, strict=True):
-            file = self._list.files[number]
-            if self._samples is not None and is_whole:
-                self._read_run(file, self._samples, target)
-            else:
+        first, samples, inside = region.start[0], self._samples, Region(region.start[1:], region.stop[1:])
+        if samples is None:
+            for file, target in zip(self._list.files[first : region.stop[0]], out, strict=True):
                 self._read_part(file, inside, target)
+            return
+        is_whole, left = inside.shape == self._one.shape, list(range(len(out)))
+        if is_whole and left and self._list.whole is not None:
+            left = self._list.whole.read(slice(first, region.stop[0]), samples.offset, out)
+            if not samples.dtype.isnative:
+                done = np.delete(np.arange(len(out)), left)
+                out[done] = out[done].byteswap()
+        for number in left:
+            self._read_run(self._list.files[first + number], samples, inside, out[number])
 
-    def _read_run(self, file: ListedFile, samples: ContiguousSamples, target: NDArray[Any]) -> None:
-        """All samples of a file with one call; its header was read when it was listed."""
-        into = memory_of(target)
-        try:
-            descriptor = open_beneath(file.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    def _read_run(self, file: ListedFile, samples: ContiguousSamples, inside: Region, target: NDArray[Any]) -> None:
+        """Read samples without the file's header, which was read when it was listed."""
+        with closing(PositionalFile(Path(file.path))) as opened:
             try:
-                done = os.preadv(descriptor, [into], samples.offset)
-                found = os.fstat(descriptor)  # afterwards: what was written meanwhile shows
-            finally:
-                os.close(descriptor)
-        except OSError as error:
-            with reading(Path(file.path)):
-                raise error
-        if (found.st_size, found.st_mtime_ns) != (file.nbytes, file.mtime_ns):
-            raise _changed(file)
-        if done != len(into):  # as file systems on a network may
-            with closing(PositionalFile(Path(file.path))) as whole:
-                whole.read_at(samples.offset, into)
-        if not samples.dtype.isnative:
-            target.byteswap(inplace=True)
+                samples.read(opened, inside, target)
+            finally:  # what was written meanwhile shows
+                if opened.version != (file.nbytes, file.mtime_ns):
+                    raise _changed(file)
 
     def _read_part(self, file: ListedFile, inside: Region, target: NDArray[Any]) -> None:
         with self._open_image(Path(file.path)) as reader:
@@ -296,8 +308,17 @@ class FileListWriter(ImageWriter):
         require_fit(self.header, region, samples)
         if Region(region.start[1:], region.stop[1:]) != Region.whole(self._one.shape):
             raise ValueError(f"{self.path}: files are written whole")
-        for number, one in zip(range(region.start[0], region.stop[0]), samples, strict=True):
-            self._write(self._list.files[number], one)
+        first = region.start[0]
+        for number in self._write_quickly(slice(first, region.stop[0]), samples):
+            self._write(self._list.files[first + number], samples[number])
+
+    def _write_quickly(self, files: slice, samples: NDArray[Any]) -> list[int]:
+        """Write files that differ in their samples only; returns the places of those left."""
+        whole, head = self._list.whole, self._head
+        if whole is None or head is None or self._one.notes != Notes() or not len(samples):
+            return list(range(len(samples)))
+        with writing(self.path), self._in_staged() as folder:
+            return whole.write(files, folder, head, samples)
 
     def _write(self, file: ListedFile, samples: NDArray[Any]) -> None:
         name, header = file.output, self._header_of(file)
@@ -356,9 +377,17 @@ class FileListWriter(ImageWriter):
             self._in_staged() as staged,
         ):
             older = set(os.listdir(folder))  # noqa: PTH208 - thousands
-            for number, file in enumerate(self._list.files):
-                if number not in self.left_out:
-                    self._put(staged, folder, file.output, is_new=file.output not in older)
+            files = self._list.files
+            new, others = split(
+                [number for number in range(len(files)) if number not in self.left_out],
+                lambda number: files[number].output not in older,
+            )
+            if self._list.whole is not None:
+                new = self._list.whole.move(np.array(new, np.int64), staged, folder)
+            for number in new:
+                self._put(staged, folder, files[number].output, is_new=True)
+            for number in others:
+                self._put(staged, folder, files[number].output, is_new=False)
             sync_opened(folder)
         self._partial.publish(on_sealed)
         self._close()

@@ -35,7 +35,7 @@ from pipeline.service.running.run import PREVIEW_BYTES, Run, StopRequested, esti
 from pipeline.service.store import MOST_COMPANY, Facts, StoredJob
 from pipeline.storage.confinement import Subfolders, in_its_folder, put_within
 from pipeline.storage.objects import ObjectPath
-from pipeline.storage.partial import partial_path, sync_file_system
+from pipeline.storage.partial import partial_path, samples_path, sync_file_system
 from pipeline.storage.positional import OpenFolder
 from pipeline.storage.writable import writing
 from pipeline.workloads import JobSpec, Parameters, workload_named
@@ -168,7 +168,9 @@ def _wanted(run: Run, stored: StoredJob, parameters: Parameters) -> Wanted | Non
         return None
     if os.path.lexists(partial_path(written)) or os.path.lexists(ledger_path(written)):
         return None
-    refuse_same_file(JobSpec(workload=asked.workload, input=read, output=written, parameters=parameters))
+    # The input exists: what does not exist is another file.
+    if any(map(os.path.lexists, (written, receipt_path(written), partial_path(samples_path(written))))):
+        refuse_same_file(JobSpec(workload=asked.workload, input=read, output=written, parameters=parameters))
     return Wanted(read, written)
 
 
@@ -282,37 +284,45 @@ class Together:
     def _published(self, receipt: Mapping[str, Any], digests: Mapping[int, str | None]) -> dict[str, Mapping[str, Any]]:
         """Writes the receipts of the published files."""
         found: dict[str, Mapping[str, Any]] = {}
-        folder = self._company.folder
+        folder, shared = self._company.folder, self._shared(receipt)
+        text = to_json(shared)
         with writing(folder / "_"), closing(OpenFolder(folder)) as opened, opened.in_use() as descriptor:
             folders = Subfolders(descriptor)
             try:
                 for number in self._kept:
                     member = self._members[number]
-                    own = found[member.job.id] = self._own(receipt, member, digests.get(number))
+                    own = self._own(member, digests.get(number))
+                    found[member.job.id] = {**own, **shared}
                     name = receipt_path(Path(member.file.output)).name
-                    put_within(folders, name, [(to_json(own) + "\n").encode()], f"{self._state.name}/receipt")
+                    # The JSON of both: of hundreds of jobs it is mostly the same.
+                    whole = f"{to_json(own).removesuffix('}').rstrip()},{text.removeprefix('{')}\n"
+                    put_within(folders, name, [whole.encode()], f"{self._state.name}/receipt")
                 sync_file_system(descriptor)
             finally:
                 folders.close()
         return found
 
-    def _own(self, receipt: Mapping[str, Any], member: Member, digest: str | None) -> dict[str, Any]:
-        """One job's receipt; the device, the times, the stages and the audit are of all jobs together."""
-        file, count = member.file, len(self._members)
+    def _shared(self, receipt: Mapping[str, Any]) -> dict[str, Any]:
+        """What every job's receipt says: the device, the times, the stages and the audit are of all jobs together."""
+        count = len(self._members)
         image = {name: value for name, value in receipt["image"].items() if name != "failed"}
-        image |= {"shape": image["shape"][1:], "axes": image["axes"][1:]}
         return {
-            "job": member.job.id,
-            **receipt,
-            "image": image,
-            "input": {"path": file.path, "bytes": file.nbytes, "mtime": file.mtime_ns / 10**9, "sha256": digest},
-            "output": str(self._company.folder / file.output),
+            **{name: value for name, value in receipt.items() if name not in ("job", "input", "output")},
+            "image": image | {"shape": image["shape"][1:], "axes": image["axes"][1:]},
             "chunks": 1,
             "chunk_shape": receipt["chunk_shape"][1:],
             "halo": receipt["halo"][1:],
             "read_bytes": receipt["read_bytes"] // count,
             "written_bytes": receipt["written_bytes"] // count,
             "together": count,
+        }
+
+    def _own(self, member: Member, digest: str | None) -> dict[str, Any]:
+        file = member.file
+        return {
+            "job": member.job.id,
+            "input": {"path": file.path, "bytes": file.nbytes, "mtime": file.mtime_ns / 10**9, "sha256": digest},
+            "output": str(self._company.folder / file.output),
         }
 
 

@@ -20,7 +20,7 @@ SELECT body_sha256, jobs FROM requests WHERE owner = :owner AND key = :key;
 DELETE FROM requests WHERE at < :before;
 
 -- name: job
-SELECT * FROM jobs WHERE id = :id;
+SELECT *, EXISTS (SELECT 1 FROM dependencies WHERE job = :id AND state = 'waiting') AS waits FROM jobs WHERE id = :id;
 
 -- name: waiting_for
 SELECT after, any_end FROM dependencies WHERE job = :job AND state = 'waiting';

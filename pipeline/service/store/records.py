@@ -6,6 +6,7 @@ import json
 import sqlite3
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 from pipeline import metrics
@@ -193,13 +194,19 @@ def storable(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
+@lru_cache(maxsize=64)
+def _limits(text: str) -> JobLimits:
+    """Limits, which most jobs have in common."""
+    return JobLimits.model_validate_json(text)
+
+
 def stored(row: sqlite3.Row, waiting_for: frozenset[str], waiting_for_end: frozenset[str]) -> StoredJob:
     """A row as a record; the dependencies come from another table."""
     asked = NewJob(
         owner=row["owner"], workload=row["workload"], input=row["input"], output=row["output"],
         parameters=json.loads(row["parameters"]), group=row["owner_group"], priority=row["priority"],
         array_id=row["array_id"], array_index=row["array_index"], written=row["written"], throttle=row["throttle"],
-        webhook=row["webhook"], no_clobber=bool(row["no_clobber"]), limits=JobLimits.model_validate_json(row["limits"]),
+        webhook=row["webhook"], no_clobber=bool(row["no_clobber"]), limits=_limits(row["limits"]),
     )  # fmt: skip
     job = Job(
         id=row["id"], state=State(row["state"]), epoch=row["epoch"], attempts=row["attempts"],

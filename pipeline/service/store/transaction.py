@@ -55,7 +55,7 @@ class Reading:
         row = self.execute("job", id=job).fetchone()
         if row is None or (groups is not None and row["owner_group"] not in groups):
             raise NoSuchJob(f"there is no job {job}")
-        return stored(row, *self.waiting_for(job))
+        return stored(row, *(self.waiting_for(job) if row["waits"] else (frozenset(), frozenset())))
 
     def waiting_for(self, job: str) -> tuple[frozenset[str], frozenset[str]]:
         """The dependencies that have not succeeded yet, and those that have not ended yet, whose endings do not

@@ -8,7 +8,6 @@ the ring's slots: `compute` reads them, a few coils at a time, and several ranks
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -20,13 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels.sense import namespace, to_host
-from kernels.sense.coil_groups import group_parts
 from kernels.sense.resumption import Resumption
 from pipeline import metrics
 from pipeline.config import format_bytes
 from pipeline.errors import InputError, OutputError, ParameterError, counted
 from pipeline.formats.cfl import files_of, pair_of
-from pipeline.formats.image.base import ImageWriter, Region
+from pipeline.formats.image.base import Region
 from pipeline.formats.image.preview import write_pixels
 from pipeline.formats.series import open_series, series_format_for_output
 from pipeline.formats.series.base import AXES
@@ -35,18 +33,18 @@ from pipeline.storage.partial import Opening
 from pipeline.workloads.gang_protocols import Alone, Peers, Rank
 from pipeline.workloads.mri.audit import SAMPLES, MriAudit
 from pipeline.workloads.mri.images import Image, ImageSource, Trajectory, groups_of
-from pipeline.workloads.mri.memory import Problem, device_bytes
+from pipeline.workloads.mri.memory import Problem, device_bytes, largest_problem, least_bytes
 from pipeline.workloads.mri.parameters import MriParameters
 from pipeline.workloads.mri.preview import Plane
 from pipeline.workloads.mri.reconstruction import (
     Reconstructed,
     Reconstruction,
-    most_cached,
     sample_times,
     threads_for,
 )
 from pipeline.workloads.mri.regularized import regularized
-from pipeline.workloads.mri.series import misplaced, series_header
+from pipeline.workloads.mri.remarks import remarks
+from pipeline.workloads.mri.series import MagnitudeSink, series_header
 from pipeline.workloads.mri.subspace import SubspaceReconstruction, pooled, read_basis
 from pipeline.workloads.mri.volume import VolumeReconstruction, maps_bytes, samples_bytes
 from pipeline.workloads.paths import refuse_same_file, version_of
@@ -165,7 +163,8 @@ class MriJob:
         names = " and ".join(name for name in self.parameters.penalty_names if name in ("llr", "tv-time"))
         if self._source.times < 2:
             raise ParameterError(
-                f"--regularizer {names}: {self.spec.input} holds one time, and {names} joins several: give --frames"
+                f"--regularizer {names}: {self.spec.input} holds one time, and {names} joins several: give --frames "
+                "or --sorting"
             )
 
     def _chunk(self, number: int, images: Sequence[Image]) -> Chunk:
@@ -212,7 +211,7 @@ class MriJob:
 
     def sink(self, opening: Opening) -> Sink:
         writer = self._form.create(self.spec.output, self.header, opening)
-        return writer if self.header.dtype == COMPLEX else _MagnitudeSink(writer)
+        return writer if self.header.dtype == COMPLEX else MagnitudeSink(writer)
 
     def read(self, chunk: Chunk, inputs: Sequence[NDArray[Any]]) -> None:
         if not inputs:
@@ -284,7 +283,7 @@ class MriJob:
             images,
             peers,
             like,
-            problem=self._largest(),
+            problem=self._problem,
             host_bytes=self._host_bytes,
             follow=self._follower(chunk.index),
             follow_status=self._penalty_follower(chunk.index),
@@ -435,33 +434,11 @@ class MriJob:
 
     @property
     def summary(self) -> JobSummary:
-        source, header = self._source, self._source.header
-        found: dict[str, Any] = {
-            "coils": source.coils,
-            "channels": source.channels,
-            "readouts": self._readouts(),
-            "samples": self._images[0].samples,
-            "traj_units": source.grid.units,
-            "prewhitened": source.white is not None,
-        }
-        if source.delays is not None:
-            found["gradient_delay_samples"] = _delays(source.delays, source.delay_error)
-        if source.grid.warning:
-            found["warning"] = source.grid.warning
-        if source.header.cartesian:
-            found["sampling"] = f"Cartesian, {self._images[0].points / math.prod(source.grid.shape):.3g} of the grid"
-        if self.header.voxel_mm is not None:
-            found["voxel_mm"] = [round(length, 6) for length in self.header.voxel_mm]
-        if why := misplaced(source):
-            found["slices"] = why
+        least = least_bytes(self._problem, self.parameters) if self._in_parts else None
+        found = remarks(self._source, self.parameters, self.header, self.device_bytes, least)
         if self._basis is not None:
             found["coefficients"] = self._basis.shape[1]
-        if source.frames > 1:
-            found["frames"] = source.frames
-        if header.times > 1:
-            found["times"] = list(header.time_names)
-        found["gpu_memory"] = f"at most {format_bytes(self.device_bytes)} besides the chunks"
-        samples = sum(source.coils * image.points for image in self._images)
+        samples = sum(self._source.coils * image.points for image in self._images)
         return JobSummary(
             shape=self.header.shape,
             axes=AXES,
@@ -470,36 +447,14 @@ class MriJob:
             remarks=found | dict(self._audit.convergence()),
         )
 
+    @cached_property
+    def _problem(self) -> Problem:
+        """The one that needs the most memory on a GPU."""
+        return largest_problem(self._source, self.parameters, self._groups, self._basis, in_parts=self._in_parts)
+
     @property
     def device_bytes(self) -> int:
-        return device_bytes(self._largest(), self.parameters)
-
-    def _largest(self) -> Problem:
-        """The problem that needs the most memory on a GPU."""
-        source, shape = self._source, self._source.grid.shape
-        groups = len(self._groups) * len(self._groups[0])
-        in_parts = self._in_parts
-        at_once = group_parts(source.channels, math.prod(shape))[0].stop if in_parts else source.channels
-        # A volume's are streamed into two buffers; others are mixed, those of a basis after they are joined.
-        mixed = source.white is not None or self.parameters.compress is not None
-        copies = 2 * at_once if in_parts else source.channels * mixed + source.coils * (self._basis is not None)
-        return Problem(
-            shape=shape,
-            channels=source.channels,
-            at_once=at_once,
-            copies=copies,
-            points=max(image.points for image in self._images),
-            times=max(map(len, self._groups)),
-            cached=min(groups, most_cached(shape)) - 1 if len(self._groups) > 1 else 0,
-            coefficients=0 if self._basis is None else self._basis.shape[1],
-            complex_basis=self._basis is not None and self._basis.dtype.kind == "c",
-            on_grid=source.header.cartesian and math.prod(shape) % 2 == 0,
-        )
-
-    def _readouts(self) -> int | list[int]:
-        """Of the first image; with a sorting file, of each motion state of the first slice and time."""
-        counts = [image.readouts.count for image in self._images]
-        return counts[0] if self.parameters.sorting is None else counts[: self._source.frames]
+        return device_bytes(self._problem, self.parameters)
 
     # The preview
 
@@ -525,21 +480,3 @@ class MriJob:
         finally:
             self._source.close()
         return Plane.of(outputs[0][0, outputs[0].shape[1] // 2])
-
-
-def _delays(matrix: NDArray[np.float64], error: float | None) -> dict[str, float]:
-    """For the receipt: of each gradient, and of estimated ones the coupling and the crossings' error."""
-    found = {"xyz"[axis]: round(float(matrix[axis, axis]), 4) for axis in range(len(matrix))}
-    return found if error is None else found | {"xy": round(float(matrix[0, 1]), 4), "error": round(error, 4)}
-
-
-class _MagnitudeSink:
-    """Writes the magnitudes of complex images."""
-
-    def __init__(self, writer: ImageWriter) -> None:
-        self._writer = writer
-        self.flush, self.publish = writer.flush, writer.publish
-        self.keep, self.discard = writer.keep, writer.discard
-
-    def write(self, region: Region, samples: NDArray[Any]) -> None:
-        self._writer.write(region, np.abs(samples))

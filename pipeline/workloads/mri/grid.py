@@ -150,7 +150,10 @@ def _shape(
     if units == "cycles/fov":
         # The pixels that the range needs, as in BART; rounding must not add any.
         return tuple(max(2 * math.ceil(far - 1e-3), 1) for far in reach)
-    raise ParameterError(f"--matrix: {path} states none, and {units} tell none: give the pixels, such as --matrix 256")
+    raise ParameterError(
+        f"--matrix: {path} states no matrix, and its trajectory in {units} implies none: give the pixels, such as "
+        "--matrix 256"
+    )
 
 
 def _factors(header: KSpaceHeader, units: TrajectoryUnits, shape: tuple[int, ...]) -> tuple[float, ...]:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
+
+from numpy.typing import NDArray
 
 from kernels.nufft import toeplitz_shape
 from kernels.nufft.cuda import chosen
@@ -16,7 +20,10 @@ from kernels.nufft.toeplitz.subspace_cuda import FEWEST_COILS, mixing_fits
 from kernels.nufft.tuning import MAX_CELLS_AT_ONCE, SLOT_BYTES, TABLE_BYTES
 from kernels.proximal import MOST_FRAMES
 from kernels.runtime.launch import shared_bytes_a_block
+from kernels.sense.coil_groups import group_parts
+from pipeline.workloads.mri.images import Image, ImageSource
 from pipeline.workloads.mri.parameters import MriParameters
+from pipeline.workloads.mri.reconstruction import most_cached
 
 COMPLEX = 8  # bytes
 # Bytes of a sample in a sorted trajectory with its weights, and while it is sorted.
@@ -61,9 +68,49 @@ class Problem:
         return math.prod(self.shape)
 
 
+def largest_problem(
+    source: ImageSource,
+    parameters: MriParameters,
+    groups: Sequence[Sequence[Image]],
+    basis: NDArray[Any] | None,
+    *,
+    in_parts: bool,
+) -> Problem:
+    """The one of a job that needs the most. groups: of images that are one problem; in_parts: a few coils at a time."""
+    shape = source.grid.shape
+    at_once = group_parts(source.channels, math.prod(shape))[0].stop if in_parts else source.channels
+    # A volume's are streamed into two buffers; others are mixed, those of a basis after they are joined.
+    mixed = source.white is not None or parameters.compress is not None
+    copies = 2 * at_once if in_parts else source.channels * mixed + source.coils * (basis is not None)
+    images = len(groups) * len(groups[0])
+    return Problem(
+        shape=shape,
+        channels=source.channels,
+        at_once=at_once,
+        copies=copies,
+        points=max(image.points for image in source.images),
+        times=max(map(len, groups)),
+        cached=min(images, most_cached(shape)) - 1 if len(groups) > 1 else 0,
+        coefficients=0 if basis is None else basis.shape[1],
+        complex_basis=basis is not None and basis.dtype.kind == "c",
+        on_grid=source.header.cartesian and math.prod(shape) % 2 == 0,
+    )
+
+
 def bytes_besides_maps(problem: Problem, parameters: MriParameters) -> int:
     """`device_bytes` of a volume less those of its maps, of which only some may stay on the GPU."""
     return device_bytes(problem, parameters) - int(_ROUNDED * COMPLEX * problem.channels * problem.pixels)
+
+
+def least_bytes(problem: Problem, parameters: MriParameters) -> int:
+    """What a volume needs on the GPU if its maps are streamed into two buffers."""
+    buffers = COMPLEX * min(problem.channels, 2 * problem.at_once) * problem.pixels
+    return bytes_besides_maps(problem, parameters) + buffers
+
+
+def iterates_bytes(problem: Problem, parameters: MriParameters) -> int:
+    """Of a solver's images and its temporary ones, which always stay on the GPU."""
+    return COMPLEX * _images(parameters, problem) * problem.images * problem.pixels
 
 
 def device_bytes(problem: Problem, parameters: MriParameters) -> int:
@@ -78,7 +125,7 @@ def device_bytes(problem: Problem, parameters: MriParameters) -> int:
     kept = (_A_POINT + COMPLEX * problem.coefficients) * points + kernel * kernels + maps
     kept += COMPLEX * problem.copies * points
     right = COMPLEX * _right(problem, parameters)
-    iterations = COMPLEX * _images(parameters, problem) * problem.images * pixels
+    iterations = iterates_bytes(problem, parameters)
     work = COMPLEX * _work(problem, padded) if convolved else right
     if problem.cached:
         kept += problem.cached * (_A_POINT * problem.points + kernel + maps)

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from pydantic import AliasChoices, Field, field_validator, model_validator
 
 from pipeline.config import AbsolutePath
+from pipeline.errors import counted
 from pipeline.formats.cfl import files_of
 from pipeline.formats.kspace.base import TrajectoryUnits
 from pipeline.workloads.common.index_range import IndexRange
@@ -306,15 +307,16 @@ class MriParameters(Parameters):
                 raise ValueError("--strength: auto finds those of l1-wavelet, tv, tv-time and llr; l2 needs a number")
             if "l2" in names:
                 raise ValueError("--strength: with l2 give a number for each penalty instead of auto")
-        elif len(self.strength.split(",")) not in (1, len(names)):
-            raise ValueError(f"--strength {self.strength}: give one number, or {len(names)}, one for each penalty")
+        elif (given := len(self.strength.split(","))) not in (1, len(names)):
+            penalties = counted(len(names), "penalty", "penalties")
+            raise ValueError(f"--strength {self.strength}: {given} numbers for {penalties}; give one, or one for each")
 
     def _refuse(self, names: tuple[str, ...], belongs_to: str) -> None:
         """Refuses values that would have no effect; a form may state the defaults."""
         for name in names:
             field = type(self).model_fields[name]
             if getattr(self, name) != field.default:
-                raise ValueError(f"--{field.alias or name} belongs to {belongs_to}: leave it out")
+                raise ValueError(f"--{(field.alias or name).replace('_', '-')} belongs to {belongs_to}: leave it out")
 
     @property
     def penalty_names(self) -> tuple[str, ...]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.formats.image.base import ImageWriter, Region
 from pipeline.formats.kspace.base import KSpaceHeader, Placement
 from pipeline.formats.series.base import SeriesHeader
 from pipeline.workloads.mri.images import ImageSource
@@ -85,3 +88,15 @@ def misplaced(source: ImageSource) -> str:
     if np.abs(positions - line).max() > _UNEVEN_MM or np.abs(directions - directions[0]).max() > 1e-3:
         return "not evenly apart: the affine is a mean one"
     return ""
+
+
+class MagnitudeSink:
+    """Writes the magnitudes of complex images."""
+
+    def __init__(self, writer: ImageWriter) -> None:
+        self._writer = writer
+        self.flush, self.publish = writer.flush, writer.publish
+        self.keep, self.discard = writer.keep, writer.discard
+
+    def write(self, region: Region, samples: NDArray[Any]) -> None:
+        self._writer.write(region, np.abs(samples))

@@ -30,11 +30,12 @@ class SortedReader(KSpaceReader):
         if states.dtype.kind not in "iu" or states.ndim not in (1, 2) or not states.size:
             raise InputError(
                 f"{option}: holds {states.dtype} {states.shape}; whole numbers (readouts,) or (slices, readouts) are "
-                "needed"
+                "needed; save states.astype(int)"
             )
         states = np.asarray(states, np.int64).reshape(-1, states.shape[-1])
         if len(states) not in (1, self.header.slices):
-            raise InputError(f"{option}: is of {counted(len(states), 'slice')}; {where} has {self.header.slices}")
+            slices = f"the {counted(self.header.slices, 'slice')} of {where}"
+            raise InputError(f"{option}: has {counted(len(states), 'row')}; give one, or one for each of {slices}")
         if states.min() < LEFT_OUT:
             raise InputError(f"{option}: holds {states.min()}; states count from 0, and −1 leaves a readout out")
         self.states = int(states.max()) + 1
@@ -47,8 +48,10 @@ class SortedReader(KSpaceReader):
                         f"{where} has {counted(readouts, 'readout')}: one number for each is needed"
                     )
         counts = np.stack([np.bincount(row[row >= 0], minlength=self.states) for row in states])
-        if self.states == 0 or not counts.all():
-            slice_, empty = np.argwhere(counts == 0)[0] if self.states else (0, 0)
+        if self.states == 0:
+            raise InputError(f"{option}: leaves every readout out; number the states from 0")
+        if not counts.all():
+            slice_, empty = np.argwhere(counts == 0)[0]
             raise InputError(
                 f"{option}: state {empty} of {self.states} has no readouts in slice {slice_}; number the states from 0 "
                 "without gaps, or use fewer"

@@ -16,7 +16,7 @@ from kernels.nufft.toeplitz.kernel import MOST_COEFFICIENTS
 from kernels.sense import CapturedCg, cg_sense, gridded, mixed, namespace
 from kernels.sense.coil_groups import groups_of, streamed
 from kernels.sense.resumption import Resumption
-from pipeline.errors import InputError
+from pipeline.errors import InputError, counted
 from pipeline.formats.cfl import Cfl
 from pipeline.formats.numpy_files import mapped_array
 from pipeline.workloads.mri.images import Image, LruCache, Trajectory
@@ -42,13 +42,13 @@ def read_basis(path: Path, frames: int, where: Path) -> NDArray[Any]:
     basis = np.asarray(found, np.complex128 if found.dtype.kind == "c" else np.float64)
     basis = basis if basis.ndim == 2 else basis.reshape(*sizes, *(1,) * (2 - len(sizes)))
     if len(basis) != frames:
-        turned = " (it may be transposed)" if basis.shape[1] == frames else ""
+        rows = counted(len(basis), "row") + (" (it may be transposed)" if basis.shape[1] == frames else "")
         raise InputError(
-            f"{option}: has {len(basis)} rows{turned}, and {where} has {frames} frames: one row for each is needed; "
-            "--frames chooses how many readouts a frame has"
+            f"{option}: has {rows}, and {where} has {counted(frames, 'frame')}: one row for each is needed; --frames "
+            "chooses how many readouts a frame has"
         )
-    if not 1 <= basis.shape[1] <= min(frames, MOST_COEFFICIENTS):
-        raise InputError(f"{option}: has {basis.shape[1]} columns; 1 to {min(frames, MOST_COEFFICIENTS)} are possible")
+    if not 1 <= basis.shape[1] <= (most := min(frames, MOST_COEFFICIENTS)):
+        raise InputError(f"{option}: has {counted(basis.shape[1], 'column')}; 1 to {most} are possible")
     if not np.isfinite(basis).all():
         raise InputError(f"{option}: holds values that are not finite; create it again")
     apart = float(np.abs(basis.conj().T @ basis - np.eye(basis.shape[1])).max())

@@ -48,7 +48,7 @@ from pipeline.errors import OutOfDeviceMemory, ParameterError, counted
 from pipeline.formats.kspace.base import Readouts
 from pipeline.workloads.gang_protocols import Peers
 from pipeline.workloads.mri.images import Image, ImageSource, Trajectory
-from pipeline.workloads.mri.memory import Problem, bytes_besides_maps
+from pipeline.workloads.mri.memory import Problem, bytes_besides_maps, iterates_bytes, least_bytes
 from pipeline.workloads.mri.parameters import MriParameters
 from pipeline.workloads.mri.reconstruction import Geometry, Reconstructed, Reconstruction
 from pipeline.workloads.mri.regularized import solved
@@ -191,6 +191,7 @@ class VolumeReconstruction:
 
         trajectories : of each image; subspace: the encoding of coefficients instead of images
         """
+        self._residency()  # refuses before anything is read
         encoding, method, error = self._encoding(trajectories, subspace)
         shape = (len(encoding.transforms), *self._source.grid.shape)
         self._restore_progress(shape)
@@ -364,14 +365,16 @@ class VolumeReconstruction:
         if room is None:
             return plan_residency(coils, shape, None)
         group = group_parts(coils, math.prod(shape))[0].stop
-        taken = bytes_besides_maps(replace(self._problem, channels=coils, at_once=group), self._asked)
+        problem = replace(self._problem, channels=coils, at_once=group)
         try:
-            found = plan_residency(coils, shape, max(room - taken, 0))
+            found = plan_residency(coils, shape, max(room - bytes_besides_maps(problem, self._asked), 0))
         except ValueError as error:
+            needed, iterates = least_bytes(problem, self._asked), iterates_bytes(problem, self._asked)
+            fewer = f"choose fewer than {problem.images} frames or coefficients, " if problem.images > 1 else ""
             raise OutOfDeviceMemory(
-                f"{self._source.path}: an image of {math.prod(shape)} pixels takes {format_bytes(taken)} of the GPU "
-                f"besides its coils, and {format_bytes(room)} are free: split the coils over more GPUs, or use "
-                "--device cpu"
+                f"{self._source.path}: at least {format_bytes(needed)} of GPU memory are needed, "
+                f"{format_bytes(iterates)} of them for the images of the iterations, and {format_bytes(room)} are "
+                f"free: {fewer}use a GPU with more memory, or --device cpu"
             ) from error
         return found
 

@@ -54,7 +54,9 @@ def _check(cupy: Any, monkeypatch: pytest.MonkeyPatch, image: Any, percentile: f
 @pytest.mark.sanitize("rank")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
-    "size", [*((side, side) for side in (3, 5, 7, 9, 11, 13, 15, 31)), (2, 6), (1, 40), (67, 3), (12, 62)], ids=str
+    "size",
+    [*((side, side) for side in (3, 5, 7, 9, 11, 13, 15, 31, 33)), (2, 6), (1, 40), (67, 3), (12, 62), (5, 4)],
+    ids=str,
 )
 def test_every_variant_gives_the_bits_of_the_cpu(
     cupy: Any, monkeypatch: pytest.MonkeyPatch, dtype: str, size: tuple[int, int]
@@ -183,6 +185,28 @@ def test_boxes_of_every_size(cupy: Any, dtype: str, columns: int) -> None:
             same_bits(cupy.asnumpy(target), expected, f"{shape} {down} × {across} {mode} {before} {after}")
         target[...] = 77
         assert bool((around == 77).all()), (down, across)
+
+
+@pytest.mark.sanitize("rank")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "size", [(51, 51), (52, 30), (2, 2), (3, 1), (1, 101), (101, 1), (64, 128), (301, 7), (16, 1999)], ids=str
+)
+def test_minima_and_maxima_equal_scipy(cupy: Any, dtype: str, size: tuple[int, int]) -> None:
+    """Aligned rows and others, windows of even sides, of one axis, and larger than the image."""
+    from scipy import ndimage
+
+    modes = [mode for mode in MODES if mode != "valid"]
+    for index, shape in enumerate([(97, 208), (401, 1024), (61, 331), (2, 67, 512)]):
+        values = samples_of(shape, dtype, index)
+        sides = (1,) * (len(shape) - 2) + size
+        for mode in (modes[index], modes[(index + 2) % 5]):
+            for ours, theirs in (
+                (minimum_filter, ndimage.minimum_filter),
+                (maximum_filter, ndimage.maximum_filter),
+            ):
+                found = cupy.asnumpy(ours(cupy.asarray(values), sides, mode=mode, cval=3))
+                np.testing.assert_array_equal(found, theirs(values, sides, mode=mode, cval=3), f"{shape} {mode}")
 
 
 @pytest.mark.large

@@ -47,19 +47,59 @@ def test_another_thread_finds_the_blas_meanwhile() -> None:
 
 
 @pytest.mark.slow
-def test_a_constant_of_another_file_that_changes_is_compiled_anew(tmp_path: Path, monkeypatch: Any) -> None:
-    """Numba dates its cache by the function's own file, and compiles constants into the code."""
+def test_what_comes_from_another_file_and_changes_is_compiled_anew(tmp_path: Path, monkeypatch: Any) -> None:
+    """Numba dates its cache by the function's own file, and compiles constants and callees into the code."""
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "kept"))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")  # Python dates its cache to the second
-    own = "from constants import ONE, TWO\nfrom kernels.runtime.compiled import compiled\n"
-    inner, outer = "@compiled\ndef inner():\n    return ONE\n", "@compiled\ndef outer():\n    return TWO * inner()\n"
-    (tmp_path / "functions.py").write_text(own + inner + outer)
-    for one, two in ((1, 2), (3, 2), (3, 5), (3, 5)):
-        (tmp_path / "constants.py").write_text(f"ONE, TWO = {one}, {two}\n")
+    header = "from kernels.runtime.compiled import compiled\n"
+    own = "from other import TWO, inner\n@compiled\ndef outer():\n    return TWO * inner()\n"
+    (tmp_path / "functions.py").write_text(header + own)
+    for one, two, expression in ((1, 2, "ONE"), (3, 2, "ONE"), (3, 5, "ONE"), (3, 5, "-ONE"), (3, 5, "-ONE")):
+        other = f"ONE, TWO = {one}, {two}\n@compiled\ndef inner():\n    return {expression}\n"
+        (tmp_path / "other.py").write_text(header + other)
         told = run("import functions; print(functions.outer(), sum(functions.outer.stats.cache_hits.values()))")
-        assert told.split()[0] == str(one * two)
-    assert told == "15 1\n", "what has not changed is not compiled anew"
+        assert int(told.split()[0]) == two * (one if expression == "ONE" else -one)
+    assert told == "-15 1\n", "what has not changed is not compiled anew"
+
+
+def test_a_callee_is_compiled_once_for_all_integers_and_has_no_code_for_python(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiled.numba.config, "CACHE_DIR", str(tmp_path))  # empty: loaded code cannot be inspected
+
+    @compiled.compiled
+    def inner(x: int, y: int) -> int:
+        return 10 * x + y
+
+    @compiled.compiled
+    def outer(x: int) -> int:
+        return inner(1, 2) + inner(x, 3) + inner(y=4, x=x)
+
+    assert (outer(5), inner(6, 7)) == (12 + 53 + 54, 67)
+    callee: Any = inner.callee  # type: ignore[attr-defined]
+    assert [str(sig) for sig in callee.signatures] == ["(int64, int64)"]
+    llvm = {name: function.inspect_llvm().popitem()[1] for name, function in (("inner", inner), ("callee", callee))}  # type: ignore[attr-defined]
+    assert ["_ZN7cpython" in llvm[name] for name in ("inner", "callee")] == [True, False]
+
+
+def test_what_a_callee_raises_comes_to_python(tmp_path: Path) -> None:
+    """Also from code that was loaded."""
+    code = "from kernels.runtime.compiled import compiled\n"
+    code += "@compiled\ndef inner(x):\n    if x > 1:\n        raise ValueError('too many')\n    return x\n"
+    code += "@compiled\ndef outer(x):\n    return inner(x) + 1\n"
+    (tmp_path / "raising.py").write_text(code)
+    calls = "import raising; print(raising.outer(1), sum(raising.outer.stats.cache_hits.values()))\n"
+    calls += "try:\n    raising.outer(2)\nexcept ValueError as exc:\n    print(exc)\n"
+    environment = os.environ | {
+        "NUMBA_CACHE_DIR": str(tmp_path),
+        "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path]),
+    }
+    for hits in (0, 1):
+        done = subprocess.run(
+            [sys.executable, "-c", calls], capture_output=True, text=True, env=environment, check=True
+        )
+        assert done.stdout == f"2 {hits}\ntoo many\n"
 
 
 def test_threads_that_load_at_once_keep_to_one_folder() -> None:

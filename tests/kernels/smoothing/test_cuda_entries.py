@@ -41,8 +41,13 @@ VOLUMES = (
     # Every stage along both axes, and both orders of splines down the columns.
     *(
         {"shape": (17, 131), "axes": (0, 1), "sigmas": (down, across)}
-        for down, across in product((16.0, 30.0, 140.0), (9.0, 16.0, 30.0, 140.0))
+        for down, across in (
+            *product((16.0, 30.0, 140.0), (7.7, 16.0, 30.0, 140.0)),
+            *((7.7, 16.0), (9.0, 16.0), (14.0, 14.0), (30.0, 14.0), (14.0, 30.0)),
+        )
     ),
+    {"shape": (17, 131), "axes": (0, 1), "sigmas": (9.0, 9.0), "orders": (1, 0)},
+    {"shape": (17, 131), "axes": (0, 1), "sigmas": (30.0, 30.0), "orders": (0, 1)},
 )
 # Environment variable: as few launches as cover every kernel, since racecheck takes a thousand times as long for each.
 FEWEST = "MILLRACE_TEST_FEWEST_LAUNCHES"

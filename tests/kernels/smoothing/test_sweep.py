@@ -50,7 +50,9 @@ def test_bands_and_tiles_cover_the_result(shape: tuple[int, ...], sizes: tuple[i
     assert (found.bands - 1) * found.band_rows < shape[0] <= found.bands * found.band_rows
     assert (found.tiles - 1) * found.outputs < shape[1] * channels <= found.tiles * found.outputs
     assert found.outputs % channels == 0
-    assert found.outputs + sizes[1] * channels <= sweep.EACH * cut.threads
+    assert (found.outputs + sizes[1] * channels) * 2 < cut.pitch
+    assert found.outputs <= cut.threads * 2 * sweep.SHAPES[2, channels].words
+    assert 4 * cut.pitch < cut.shared_bytes < 232448
     # The sums of the first window: `starts` of them, and fewer rows than these beside them.
     assert found.starts >= 1
     assert 0 <= sizes[0] - found.starts * found.start_rows <= max(found.starts, 1)

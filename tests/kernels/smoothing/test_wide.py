@@ -10,7 +10,7 @@ from numpy.testing import assert_array_equal
 from scipy import ndimage
 
 from kernels.smoothing import BORDER_MODES, DTYPES, box, gaussian
-from kernels.smoothing.decimation import WEIGHT_ERROR, Decimation, decimation
+from kernels.smoothing.decimation import BYTE_WEIGHT_ERROR, WEIGHT_ERROR, Decimation, decimation
 from kernels.smoothing.window import gaussian_windows
 
 FLOAT32 = np.dtype(np.float32)
@@ -44,17 +44,39 @@ def effective_weights(coarse: Decimation, at: int) -> tuple[int, np.ndarray]:
 
 
 @pytest.mark.parametrize(
-    "sigma", [7.63, 7.8, 8.125, 8.5, 10.0, 12.99, 13.0, 17.7, 25.99, 26.0, 52.0, 104.0, 120.0, 128.0, 208.0, 333.3]
+    "sigma",
+    [
+        7.63,
+        7.8,
+        8.0,
+        8.125,
+        8.5,
+        10.0,
+        11.3,
+        12.99,
+        13.0,
+        16.0,
+        17.7,
+        25.99,
+        26.0,
+        52.0,
+        104.0,
+        120.0,
+        128.0,
+        208.0,
+        333.3,
+    ],
 )
-def test_the_weights_are_the_gaussians_at_every_phase(sigma: float) -> None:
-    coarse = decimation(sigma, FLOAT32)
+@pytest.mark.parametrize("bytewise", [False, True])
+def test_the_weights_are_the_gaussians_at_every_phase(sigma: float, bytewise: bool) -> None:
+    coarse = decimation(sigma, FLOAT32, bytewise=bytewise)
     far = np.exp(-0.5 * (np.arange(-int(12 * sigma), int(12 * sigma) + 1) / sigma) ** 2).sum()
     before, after = coarse.extent
     for at in range(0, coarse.factor, max(1, coarse.factor // 8)):
         first, weights = effective_weights(coarse, at)
         distance = np.arange(first, first + len(weights)) - at
         real = np.exp(-0.5 * (distance / sigma) ** 2) / far
-        assert np.abs(weights - real).sum() <= WEIGHT_ERROR
+        assert np.abs(weights - real).sum() <= (BYTE_WEIGHT_ERROR if bytewise else WEIGHT_ERROR)
         assert -distance[0] <= before
         assert distance[-1] <= after
 
@@ -112,19 +134,30 @@ def test_a_constant_stays_constant(dtype: str, share: float, sigma: float) -> No
     assert_array_equal(gaussian(image, sigma), image)
 
 
-@pytest.mark.parametrize("sigma", [7.63, 8.2, 13.0, 26.0])
-def test_integers_stay_within_the_bound_on_the_worst_images(sigma: float) -> None:
+@pytest.mark.parametrize(
+    ("sigma", "dtype"),
+    [
+        (7.63, "uint16"),
+        (8.0, "uint16"),
+        (8.2, "uint16"),
+        (13.0, "uint16"),
+        (26.0, "uint16"),
+        (8.2, "uint8"),
+        (16.0, "uint8"),
+    ],
+)
+def test_integers_stay_within_the_bound_on_the_worst_images(sigma: float, dtype: str) -> None:
     """Samples of 0 and 65535 by the sign of the weights' error, moved from result to result until none gets worse."""
-    coarse = decimation(sigma, FLOAT32)
+    coarse, most = decimation(sigma, FLOAT32, bytewise=dtype == "uint8"), np.iinfo(dtype).max
     before, after = coarse.extent
     length = before + after + 1 + coarse.factor
     for at in range(before, before + coarse.factor, max(1, coarse.factor // 2)):
         first, weights = effective_weights(coarse, at)
         distance = np.arange(first, first + len(weights)) - at
         real = np.exp(-0.5 * (distance / sigma) ** 2)
-        line = np.zeros(length, np.uint16)
-        line[first : first + len(weights)] = np.where(weights > real / real.sum(), 65535, 0)
-        for image in (line, 65535 - line):
+        line = np.zeros(length, dtype)
+        line[first : first + len(weights)] = np.where(weights > real / real.sum(), most, 0)
+        for image in (line, most - line):
             got = gaussian(image, sigma, mode="nearest").astype(np.float64)
             exact = ndimage.gaussian_filter(image.astype(np.float64), sigma, mode="nearest", truncate=8)
             assert np.abs(got - exact).max() <= 0.6

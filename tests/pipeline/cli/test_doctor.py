@@ -10,7 +10,6 @@ from collections import namedtuple
 import pytest
 
 from pipeline.cli import doctor
-from pipeline.codecs import nvcomp
 from pipeline.engine.devices import discovery
 from pipeline.engine.devices.discovery import DeviceReport
 
@@ -51,16 +50,6 @@ def test_a_gpu_that_computes_nothing_is_not_called_ok(found, monkeypatch):
     monkeypatch.setattr(discovery, "fault_in_computing", lambda ordinal: asked.append(ordinal) or "check the driver")
     assert found("cuda", usable) == (0, ["note  cuda:1          a GPU: check the driver"])
     assert asked == [1]
-
-
-def test_codecs_of_the_gpu_are_told_if_there_is_one(found, monkeypatch):
-    assert found("GPU codecs")[1] == []
-    usable = DeviceReport(name="cuda:0", description="a GPU")
-    monkeypatch.setattr(discovery, "fault_in_computing", lambda ordinal: None)
-    monkeypatch.setattr(nvcomp, "version", lambda: None)
-    assert found("GPU codecs", usable) == (0, ["ok    GPU codecs      LZ4"])
-    monkeypatch.setattr(nvcomp, "version", lambda: "6.0.0")
-    assert found("GPU codecs", usable)[1] == ["ok    GPU codecs      LZ4, and Zstandard encoded by nvCOMP 6.0.0"]
 
 
 def test_little_room_is_told_with_the_way_out(found, monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -176,35 +177,82 @@ def test_many_threads_see_the_right_bytes_in_memory_that_moves_between_blocks() 
         assert all(threads.map(read, range(len(numbers))))
 
 
-def test_blocks_claimed_together_are_made_once_and_kept() -> None:
+def together(blocks: Blocks, numbers: list[int], look: Any, **how: Any) -> list[int]:
+    """Those that are left, by their place."""
+
+    def looked(ours: list[int], memories: list[tuple[int, bool]]) -> Any:
+        held = [(memory_at(address), is_held) for address, is_held in memories]
+        return look([numbers[place] for place in ours], held)
+
+    return blocks.cache.use_together(
+        [(number,) for number in numbers], NBYTES, looked, lambda _, memory: memory, at=(), **how
+    )
+
+
+def memory_at(address: int) -> NDArray[np.uint8] | None:
+    if not address:
+        return None
+    return np.ctypeslib.as_array(ctypes.cast(address, ctypes.POINTER(ctypes.c_uint8)), (NBYTES,))
+
+
+def test_blocks_used_together_are_made_once_and_kept() -> None:
     blocks = Blocks(kept=2)
     assert blocks.get(0)
-    claims = blocks.cache.claim([(0,), (1,), (2,)], NBYTES, ())
-    held, new, damaged = claims
-    assert held is not None
-    assert held.block is not None
-    assert (held.samples == 0).all()
-    assert new is not None
-    assert damaged is not None
-    assert new.block is None
-    assert blocks.get(1, wait=False) is None
-    assert blocks.cache.claim([(1,)], NBYTES, ()) == [None]
-    new.samples[:] = 1
-    blocks.cache.release([held, new, damaged], [held.samples, new.samples, None], ())
+
+    def look(numbers: list[int], memories: Any) -> list[int]:
+        assert numbers == [0, 1, 2]
+        assert [is_held for _, is_held in memories] == [True, False, False]
+        assert (memories[0][0] == 0).all()
+        memories[1][0][:] = 1
+        assert blocks.get(1, wait=False) is None, "it is being made"
+        assert together(blocks, [1], lambda numbers, _: numbers) == [0]
+        return [2]  # damaged
+
+    assert together(blocks, [0, 1, 2], look) == [2]
     assert blocks.get(1)
     assert blocks.get(2)  # tried again
     assert blocks.decoded == {(0,): 1, (2,): 1}
     assert blocks.cache._held_bytes == 2 * NBYTES
 
 
-def test_claimed_memory_is_not_used_again_while_it_is_looked_at() -> None:
+def test_memory_of_blocks_used_together_is_not_used_again_meanwhile() -> None:
     blocks = Blocks(kept=1)
     assert blocks.get(0)
-    (held,) = blocks.cache.claim([(0,)], NBYTES, ())
-    assert held is not None
-    assert blocks.get(1)  # evicts 0
-    assert blocks.get(2)
-    assert (held.samples == 0).all()
-    blocks.cache.release([held], [held.samples], ())
+    kept = []
+
+    def look(_: list[int], memories: Any) -> list[int]:
+        kept.append(memories[0][0])
+        assert blocks.get(1)  # evicts 0
+        assert blocks.get(2)
+        assert (kept[0] == 0).all()
+        return []
+
+    assert together(blocks, [0], look) == []
     assert blocks.get(3)
-    assert (held.samples == 3).all()
+    assert (kept[0] == 3).all()
+
+
+def test_blocks_that_are_used_once_get_no_memory_to_keep() -> None:
+    blocks, given = Blocks(kept=3), []
+
+    def look(_: list[int], memories: Any) -> list[int]:
+        given.append([memory is not None for memory, _ in memories])
+        return []
+
+    assert together(blocks, [0, 1], look, keeps=False) == []
+    blocks.cache.expect(lambda key: key[0], lambda key, after: None)
+    assert together(blocks, [1, 2], look) == []
+    assert given == [[False, False], [False, True]]
+    assert [blocks.cache.lacks((number,)) for number in range(3)] == [True, True, False]
+
+
+def test_an_error_while_blocks_are_used_together_frees_them_for_others() -> None:
+    blocks = Blocks(kept=3)
+
+    def fail(_: list[int], memories: Any) -> list[int]:
+        raise ValueError("a server that does not answer")
+
+    with pytest.raises(ValueError, match="server"):
+        together(blocks, [0, 1], fail)
+    assert blocks.get(0)
+    assert blocks.get(1)

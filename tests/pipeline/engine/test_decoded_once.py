@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections import Counter
 
 import numpy as np
 import pytest
@@ -14,6 +13,7 @@ from pipeline.engine.run import RunOptions, plan_job
 from pipeline.formats.image import ImageHeader, Region, Storage, format_for_output, open_image
 from pipeline.formats.image.zarr.together import read_together
 from pipeline.workloads import JobSpec, workloads
+from tests.pipeline.formats.image.decoded_tiles import decoded_tiles
 
 SIDE = 1021
 MEMORY_BYTES = 1 << 20
@@ -21,7 +21,7 @@ MEMORY_BYTES = 1 << 20
 
 def counted(monkeypatch):
     """How often each block is decoded from now on."""
-    decoded: Counter[tuple[int, ...]] = Counter()
+    decoded = decoded_tiles(monkeypatch)
     decode = BlockCache._decoded
 
     def decoding(cache, key, *arguments):

@@ -9,13 +9,15 @@ import numpy as np
 import pytest
 import tifffile
 
-from pipeline.engine import checkpoints, many
+from pipeline.codecs import file_loops
+from pipeline.engine import checkpoints, listing, many
 from pipeline.engine.devices.device import CpuDevice
 from pipeline.engine.listing import Scan, Wanted
 from pipeline.engine.many import ManyEvents, ManyFilesRun, ManyOptions
 from pipeline.engine.run import RunOptions
 from pipeline.errors import OutputError
 from pipeline.formats import image as images
+from pipeline.formats.image.file_list import ListedFile
 from pipeline.stopping import Stopped
 from pipeline.workloads import workload_named
 from tests.images import read_image, write_image
@@ -38,7 +40,9 @@ def wanted_in(folder, count, shape=(16, 17)):
     return found
 
 
-def test_kinds_are_those_that_headers_tell(tmp_path, monkeypatch):
+@pytest.mark.parametrize("loops", [None, file_loops], ids=["by the interpreter", "by compiled loops"])
+def test_kinds_are_those_that_headers_tell(tmp_path, monkeypatch, loops):
+    monkeypatch.setattr(listing, "loops_for", lambda count: loops)
     random, wanted = np.random.default_rng(2), []
 
     def add(name, **options):
@@ -55,8 +59,12 @@ def test_kinds_are_those_that_headers_tell(tmp_path, monkeypatch):
     opened = []
     monkeypatch.setattr(images, "open_image", lambda path, plain=images.open_image: opened.append(path) or plain(path))
     scan = Scan()
-    for each in wanted:
-        scan.add(each)
+    scan.add_all([*wanted, Wanted(tmp_path / "gone.tif", tmp_path / "out/gone.tif")])
+    assert [str(path.input) for path in scan.failed] == [str(tmp_path / "gone.tif")]
+    for files in scan.kinds.values():
+        for file, entered in files:
+            stat = file.input.stat()
+            assert entered == ListedFile(str(file.input), stat.st_size, stat.st_mtime_ns, file.output.name)
     found = sorted(tuple(sorted(file.input.name for file, _ in files)) for files in scan.kinds.values())
     kinds = ("big", "coarse", "fine", "packed", "plain")
     expected = [tuple(f"{kind}{n}.tif" for n in range(4)) for kind in kinds]

@@ -13,7 +13,6 @@ from kernels.rank.task import Axis, Difference, Task
 from kernels.runtime.launch import kernel, multiprocessors, shared_bytes_a_multiprocessor
 from kernels.smoothing.borders import MODES
 
-STRIP_GROUP = 2  # rows that a warp of strip.cuh takes at a time
 ENTRIES = tuple(
     f"{name}<{c_type}, {least}{rows}>"
     for name, rows in (
@@ -25,15 +24,18 @@ ENTRIES = tuple(
     for c_type in C_TYPES.values()
     for least in ("true", "false")
 ) + tuple(
-    f"extreme_strip<{C_TYPES[name]}, {least}, {STRIP_GROUP}>"
+    f"extreme_strip<{C_TYPES[name]}, {least}, {keeps}>"
     for name in ("uint8", "uint16", "int16", "float32")
     for least in ("true", "false")
+    for keeps in ("true", "false")
 )
 ROW_THREADS, ROW_WORDS = 256, 16  # of words.cuh
 BOX_THREADS = 256  # of box.cuh
 BLOCKS = {4: 3, 8: 2}  # of a multiprocessor, by the rows of a group
-STRIP_THREADS, STRIP_BLOCKS, AHEAD = 32, 24, 4  # of strip.cuh: threads, blocks of a multiprocessor, rows on their way
-STRIP_ROWS, STRIP_LOST = 40, 16  # of a window, and vectors of a warp that only serve others, at most
+STRIP_THREADS = 32  # of strip.cuh
+STRIP_BLOCKS = {1: (16, 16), 2: (16, 20), 4: (16, 24)}  # of a multiprocessor, by a sample's bytes, and if rows are kept
+STRIP_FEWEST, STRIP_MANY = 4, 16  # blocks of a multiprocessor, at least, and if rows are kept
+STRIP_LOST = 16  # vectors of a warp that only serve others, at most
 FEW, SOME = 8, 20  # rows of a window: more than FEW are loaded twice, up to SOME in groups of four
 VECTOR = 16  # bytes
 # By the bytes of shared memory from which they hold: samples of a window down a column, more of which leave too few
@@ -114,6 +116,8 @@ def _passes(task: Task) -> Iterator[ExtremesTask | BoxTask]:
     none, itemsize = Axis(length=1, out_length=1, first=0, taps=1, mode="valid"), task.dtype.itemsize
     planes, across = task.planes * first.length, columns.out_length * task.inner
     if task.inner == 1 and (max(rows.taps, columns.taps) > 1 or first.taps == 1):
+        if rows.length == rows.taps == 1 and planes < MAX_LENGTH:  # rows of one image
+            planes, rows = 1, _whole(none, planes)
         yield from _box(planes, rows, columns, itemsize)
     else:
         if columns.taps > 1 and task.inner * itemsize < NARROW_BYTES:
@@ -201,14 +205,7 @@ def _launch_box(task: BoxTask, types: str, itemsize: int, stream: Any, arguments
     task.aligned_in = task.in_pitch % each == source.data.ptr % VECTOR == 0
     task.aligned_out = task.out_pitch % each == target.data.ptr % VECTOR == 0
     ahead = (0 if task.aligned_out else each - 1) + each - 1  # at most: samples of a tile before its first window
-    lost = STRIP_THREADS - (STRIP_THREADS * each - task.first_x % each - task.taps_x + 1) // each
-    is_plain = not task.omit_nan and not task.has_nodata and task.is_first and task.is_last
-    if (
-        f"extreme_strip<{types}, {STRIP_GROUP}>" in ENTRIES
-        and (itemsize < 4 or is_plain)
-        and task.aligned_in and task.aligned_out and task.pair == 0 and task.taps_y <= STRIP_ROWS and lost <= STRIP_LOST
-    ):  # fmt: skip
-        _launch_strip(task, types, lost, each, stream, arguments)
+    if _launch_strip(task, types, each, stream, arguments):
         return
     is_many, group = task.taps_y > FEW, 8 if task.taps_y > SOME else 4
     task.slots = -(-(task.taps_y - 1) // group) if is_many else 0 if task.taps_y == 1 else task.taps_y // 2 * 2 + 2
@@ -235,28 +232,43 @@ def _launch_box(task: BoxTask, types: str, itemsize: int, stream: Any, arguments
     )  # fmt: skip
 
 
-def _launch_strip(task: BoxTask, types: str, lost: int, each: int, stream: Any, arguments: Any) -> None:
-    bytes_a_thread = VECTOR * (task.taps_y + AHEAD + 1) + 4 * each
-    rows = -(-task.out_rows // task.step)
+def _launch_strip(task: BoxTask, types: str, each: int, stream: Any, arguments: Any) -> bool:
+    """Launches the kernel of strip.cuh if it can take the pass; returns whether it can."""
+    itemsize = VECTOR // each
+    is_plain = not task.omit_nan and not task.has_nodata and task.is_first and task.is_last
+    lost = STRIP_THREADS - (STRIP_THREADS * each - task.first_x % each - task.taps_x + 1) // each
+    if (
+        itemsize not in STRIP_BLOCKS or (itemsize == 4 and not is_plain) or not (task.aligned_in and task.aligned_out)
+        or task.pair > 0 or task.step > 1 or lost > STRIP_LOST
+    ):  # fmt: skip
+        return False
+    pairs = (task.taps_y - 1) // 2
+    for keeps, most in enumerate(STRIP_BLOCKS[itemsize]):
+        vectors = pairs + (pairs + 1 if keeps else 0)
+        needed = STRIP_THREADS * (VECTOR * vectors + each * (max(4, 2 * itemsize) + 4))
+        fit = min(shared_bytes_a_multiprocessor() // (needed + 1024), most)
+        if fit >= (STRIP_MANY if keeps else STRIP_FEWEST):
+            shared_bytes, held, kept = needed, fit, "true" if keeps else "false"
+        elif not keeps:
+            return False
     task.tile = (STRIP_THREADS - lost) * each
     task.tiles = -(-task.out_columns // task.tile)
-    held = min(shared_bytes_a_multiprocessor() // (STRIP_THREADS * bytes_a_thread + 1024), STRIP_BLOCKS)
-    task.band = _band(task.tiles * task.planes * task.step, rows, task.taps_y, multiprocessors() * held)
-    task.bands = -(-rows // task.band)
-    kernel("rank", f"extreme_strip<{types}, {STRIP_GROUP}>").launch(
-        (task.tiles * task.step * task.bands * task.planes,), (STRIP_THREADS,), arguments,
-        shared_bytes=STRIP_THREADS * bytes_a_thread, stream=stream,
-    )  # fmt: skip
+    task.band = _band(task.tiles * task.planes, task.out_rows, task.taps_y, multiprocessors() * held)
+    task.bands = -(-task.out_rows // task.band)
+    kernel("rank", f"extreme_strip<{types}, {kept}>").launch(
+        (task.tiles * task.bands * task.planes,), (STRIP_THREADS,), arguments, shared_bytes=shared_bytes, stream=stream
+    )
+    return True
 
 
 @functools.lru_cache(maxsize=256)
 def _band(others: int, rows: int, taps: int, held: int) -> int:
-    """Rows of a band, for the least time by the model of `_shape`, where rows before the first result cost little."""
+    """Rows of a band, for the least time by this model: blocks come in waves, each of those the device holds, and a
+    row before a band's first result costs a third of one that has a result."""
     best, least = rows, math.inf
     for waves in range(1, 17):
-        bands = min(max(1, waves * held // others), rows)
-        band = -(-rows // bands)
-        time = (-(-others * bands // held) + 0.6) * (band + (taps - 1) / 8 + 1)
+        band = -(-rows // min(max(1, waves * held // others), rows))
+        time = -(-others * -(-rows // band) // held) * (band + (taps - 1) / 3 + 8)
         if time < least:
             best, least = band, time
     return best

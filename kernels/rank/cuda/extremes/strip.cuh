@@ -1,27 +1,31 @@
 // Minima and maxima of boxes, a warp by itself for each strip of columns. Part of rank.cu.
 //
-// A thread has 16 bytes of each row. A warp goes down a band of rows of one strip (rows.cuh), ROWS at a time: the instructions of
-// one or two stay in the caches, those of four or eight do not. Two wait less for each other's results.
+// A thread has 16 bytes of each row. A warp goes down a band of rows of one strip, two rows at a time, and waits for no other.
 //
-//   copies             the rows that come next are on their way to the ring
-//        |  each thread waits for its own copies
-//   down the columns   each thread by itself, windows of t rows in runs of t rows (van Herk; Gil and Werman): a minimum from
-//                      its run's start, and one to the end of the run before, from the ring of t rows and those to come. Where a
-//                      run ends, the thread goes through it backwards, and its minima take the rows' places.
-//        |  the threads of a warp wait for each other in shuffles
-//   along the rows     by doubling: M(2m)[i] = min(M(m)[i], M(m)[i + m]); the last step overlaps. The last vectors of a warp
-//                      only serve the others.
+//   rows               the next pair of rows is on its way to registers during all that follows
+//        |
+//   down the columns   each thread by itself. The windows of two results share (t - 1) / 2 pairs of rows: their minimum is found in
+//                      runs of so many pairs (van Herk; Gil and Werman), one from the run's start, one to the end of the run
+//                      before, in a ring in shared memory, which a thread goes through backwards where a run ends. The ring has a
+//                      vector for two rows; the row before those of a window's pairs is loaded again if windows are large.
+//        |
+//   along the rows     on words of one column in both rows, so that samples never move within words: a thread's minima from
+//                      each column to its last, and from its first to each; a window is the first of these, whole threads, and
+//                      the second of a thread to the right. Threads exchange words in shuffles. The last threads of a warp only
+//                      serve others.
 //
-// Floors of N samples of b bytes: 2 N b bytes of memory; for each 16 bytes, of 16 bits and a window of 51 × 51, 12 minima down
-// and 24 along, 8 permutations and 22 shuffles, at 2, 2 and 1 a cycle of a multiprocessor: 45 us of 8192 × 8192 on an H200 with
-// a quarter of the warps' vectors lost, where the memory takes 64.
+// Floors of N samples of b bytes: 2 N b bytes of memory; for 16 bytes of a row, of 16 bits and a window of 51 × 51, 12 minima down,
+// 13 along and 8 permutations, of which a multiprocessor starts two a cycle for a warp, and 7 shuffles, one a cycle: 17 us of
+// 8192 × 8192 on an H200, where the memory takes 64; of bytes about as many, where it takes 32; of floats 30 of 128. Half as many again
+// for threads that serve others and rows before the first result. Measured: 0.46, 0.35 and 0.47 of a copy's speed. Three
+// warps a scheduler leave it without work most of the time.
 #pragma once
 
-#include "async_copy.cuh"
 #include "cuda/extremes/rows.cuh"
 
-constexpr int STRIP_BLOCKS = 24;  // of a multiprocessor
-constexpr int AHEAD = 4;          // rows on their way
+// Blocks of a multiprocessor, which bound a thread's registers.
+template <typename Sample, bool KEEPS>
+constexpr int STRIP_BLOCKS = KEEPS && sizeof(Sample) > 1 ? (sizeof(Sample) == 2 ? 20 : 24) : 16;
 
 // The extreme of words of a stream. Floats are compared as such: a NaN spreads, and -0.0 comes before 0.0.
 template <bool LEAST, typename Sample>
@@ -52,260 +56,357 @@ __device__ inline Lanes<Sample> chosen(const Lanes<Sample>& a, const Lanes<Sampl
     return found;
 }
 
-// Of each row x[i] = the extreme of x[i] and what is BY samples after it, less than a vector.
-template <int BY, bool LEAST, typename Sample, int ROWS>
-__device__ inline void doubled_along(Lanes<Sample> (&x)[ROWS]) {
-    constexpr int WORDS = Vector<Sample>::WORDS, STREAMS = Lanes<Sample>::STREAMS;
-    constexpr int EACH = SAMPLES_A_WORD<Sample> / STREAMS, STEP = BY / STREAMS;
+// The samples of one column in two rows, compared at once: halves of a word, of bytes the upper ones; or two words.
+template <typename Sample>
+struct Column {
+    static constexpr int WORDS = sizeof(Sample) == 4 ? 2 : 1;
+    Word<Sample> word[WORDS];
+};
+
+template <bool LEAST, typename Sample>
+__device__ inline Column<Sample> chosen(Column<Sample> a, Column<Sample> b) {
 #pragma unroll
-    for (int j = 0; j < ROWS; ++j) {
-        if constexpr (STEP == 0) {  // of bytes: from even places to odd ones, and on
-            unsigned(&odd)[WORDS] = x[j].word[0], (&even)[WORDS] = x[j].word[STREAMS - 1];
-            const unsigned beyond = __shfl_down_sync(~0u, even[0], 1);
+    for (int w = 0; w < Column<Sample>::WORDS; ++w) a.word[w] = chosen<LEAST, Sample>(a.word[w], b.word[w]);
+    return a;
+}
+
+template <typename Sample>
+__device__ inline Column<Sample> from_lane(Column<Sample> column, int lane) {
 #pragma unroll
-            for (int k = 0; k < WORDS; ++k) {
-                const unsigned next = __byte_perm(even[k], k + 1 < WORDS ? even[k + 1] : beyond, 0x5432);
-                even[k] = extreme_halves<LEAST>(even[k], odd[k]);
-                odd[k] = extreme_halves<LEAST>(odd[k], next);
-            }
+    for (int w = 0; w < Column<Sample>::WORDS; ++w) column.word[w] = __shfl_sync(~0u, column.word[w], lane);
+    return column;
+}
+
+// The sample in both rows of a column.
+template <typename Sample>
+__device__ inline Column<Sample> column_of(Sample sample) {
+    Column<Sample> column;
+#pragma unroll
+    for (int w = 0; w < Column<Sample>::WORDS; ++w) column.word[w] = filled(sample);
+    return column;
+}
+
+// The word that loses every comparison, of floats as such.
+template <typename Sample, bool LEAST>
+__device__ inline Word<Sample> loser() {
+    if constexpr (same<Sample, float>) return LEAST ? 0x7F800000u : 0xFF800000u;
+    else return neutral<Sample, LEAST>();
+}
+
+template <typename Sample>
+__device__ inline void to_columns(const Lanes<Sample>& a, const Lanes<Sample>& b, Column<Sample>* x) {
+    constexpr int WORDS = Vector<Sample>::WORDS;
+#pragma unroll
+    for (int k = 0; k < WORDS; ++k) {
+        if constexpr (sizeof(Sample) == 1) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i)
+                x[4 * k + i].word[0] = __byte_perm(a.word[(i + 1) % 2][k], b.word[(i + 1) % 2][k], i < 2 ? 0x5410 : 0x7632);
+        } else if constexpr (sizeof(Sample) == 2) {
+            x[2 * k].word[0] = __byte_perm(a.word[0][k], b.word[0][k], 0x5410);
+            x[2 * k + 1].word[0] = __byte_perm(a.word[0][k], b.word[0][k], 0x7632);
         } else {
-            constexpr int AFTER = STEP < EACH ? 1 : STEP / EACH;
-#pragma unroll
-            for (int s = 0; s < STREAMS; ++s) {
-                Word<Sample>(&word)[WORDS] = x[j].word[s];
-                Word<Sample> beyond[AFTER];
-#pragma unroll
-                for (int k = 0; k < AFTER; ++k) beyond[k] = __shfl_down_sync(~0u, word[k], 1);
-#pragma unroll
-                for (int k = 0; k < WORDS; ++k) {
-                    Word<Sample> next = k + AFTER < WORDS ? word[k + AFTER] : beyond[k + AFTER - WORDS];
-                    if constexpr (STEP < EACH) next = __byte_perm(word[k], next, 0x5432);
-                    word[k] = chosen<LEAST, Sample>(word[k], next);
-                }
-            }
+            x[k].word[0] = a.word[0][k], x[k].word[1] = b.word[0][k];
         }
     }
 }
 
-// Of each row the extremes of `span` samples, the largest power of two up to `taps`. Returns span.
-template <bool LEAST, typename Sample, int ROWS>
-__device__ inline int spans_along(Lanes<Sample> (&x)[ROWS], int taps) {
-    constexpr int SAMPLES = Vector<Sample>::SAMPLES;
-    int span = 1;
-    if (taps >= 2) doubled_along<1, LEAST>(x), span = 2;
-    if (taps >= 4) doubled_along<2, LEAST>(x), span = 4;
-    if constexpr (SAMPLES > 4)
-        if (taps >= 8) doubled_along<4, LEAST>(x), span = 8;
-    if constexpr (SAMPLES > 8)
-        if (taps >= 16) doubled_along<8, LEAST>(x), span = 16;
-#pragma unroll 1
-    for (; 2 * span <= taps; span *= 2) {
-        Lanes<Sample> next[ROWS];
+template <typename Sample>
+__device__ inline void to_rows(const Column<Sample>* x, Vector<Sample>& a, Vector<Sample>& b) {
 #pragma unroll
-        for (int j = 0; j < ROWS; ++j)
-#pragma unroll
-            for (int s = 0; s < Lanes<Sample>::STREAMS; ++s)
-#pragma unroll
-                for (int k = 0; k < Vector<Sample>::WORDS; ++k)
-                    next[j].word[s][k] = __shfl_down_sync(~0u, x[j].word[s][k], static_cast<unsigned>(span) / SAMPLES);
-#pragma unroll
-        for (int j = 0; j < ROWS; ++j) x[j] = chosen<LEAST>(x[j], next[j]);
+    for (int k = 0; k < Vector<Sample>::WORDS; ++k) {
+        if constexpr (sizeof(Sample) == 1) {
+            const unsigned left = __byte_perm(x[4 * k].word[0], x[4 * k + 1].word[0], 0x7531);
+            const unsigned right = __byte_perm(x[4 * k + 2].word[0], x[4 * k + 3].word[0], 0x7531);
+            a.word[k] = __byte_perm(left, right, 0x6420), b.word[k] = __byte_perm(left, right, 0x7531);
+        } else if constexpr (sizeof(Sample) == 2) {
+            a.word[k] = __byte_perm(x[2 * k].word[0], x[2 * k + 1].word[0], 0x5410);
+            b.word[k] = __byte_perm(x[2 * k].word[0], x[2 * k + 1].word[0], 0x7632);
+        } else {
+            a.word[k] = x[k].word[0], b.word[k] = x[k].word[1];
+        }
     }
-    return span;
 }
 
-// Of each row the vectors that begin `by` samples after the threads' own, or before them. `by` is the same for all threads.
-template <typename Sample, int ROWS>
-__device__ inline void shift_along(const Vector<Sample> (&own)[ROWS], int by, Vector<Sample> (&found)[ROWS]) {
-    constexpr int WORDS = Vector<Sample>::WORDS, EACH = SAMPLES_A_WORD<Sample>, SAMPLES = Vector<Sample>::SAMPLES;
-    // Word k of the result begins in word FIRST + k of the thread that is `lanes` after this one.
-    const int rest = by & (SAMPLES - 1), bits = rest % EACH * 8 * static_cast<int>(sizeof(Sample));
-    const int lane = threadIdx.x, source = lane + (by - rest) / SAMPLES;
-    const auto take = [&](auto words, auto is_near) {
-        constexpr int FIRST = decltype(words)::value;
-#pragma unroll
-        for (int j = 0; j < ROWS; ++j) {
-            Word<Sample> x[WORDS + 1];
-#pragma unroll
-            for (int k = 0; k < WORDS + (EACH > 1); ++k) {
-                const Word<Sample> word = own[j].word[(FIRST + k) % WORDS];
-                if (decltype(is_near)::value && FIRST + k >= WORDS) x[k] = word;  // by > -SAMPLES: of the thread's own
-                else x[k] = __shfl_sync(~0u, word, source + (FIRST + k) / WORDS);
-            }
-#pragma unroll
-            for (int k = 0; k < WORDS; ++k) {
-                if constexpr (EACH > 1) found[j].word[k] = __funnelshift_r(x[k], x[k + 1], bits);
-                else found[j].word[k] = x[k];
-            }
-        }
-    };
-    const auto choose = [&](auto is_near) {
-        switch (rest / EACH) {
-            case 0: take(Number<0>(), is_near); break;
-            case 1: take(Number<1>(), is_near); break;
-            case 2: take(Number<2>(), is_near); break;
-            default: take(Number<3>(), is_near);
-        }
-    };
-    if (by == 0) {
-#pragma unroll
-        for (int j = 0; j < ROWS; ++j) found[j] = own[j];
-    } else if (by < 0 && by > -SAMPLES) {
-        choose(Number<1>());
+// Calls `body` with `value`, of FIRST … FIRST + COUNT - 1, as a constant.
+template <int FIRST, int COUNT, typename Body>
+__device__ inline void with_constant(int value, const Body& body) {
+    if constexpr (COUNT == 1) {
+        body(Number<FIRST>());
+    } else if (value < FIRST + COUNT / 2) {
+        with_constant<FIRST, COUNT / 2>(value, body);
     } else {
-        choose(Number<0>());
+        with_constant<FIRST + COUNT / 2, COUNT - COUNT / 2>(value, body);
     }
+}
+
+// x[j] = the extreme of x[j] and the SPAN - 1 columns after it.
+template <int SPAN, int BY, bool LEAST, typename Sample, int M>
+__device__ inline void doubled_up_to(Column<Sample> (&x)[M]) {
+    if constexpr (BY < SPAN) {
+#pragma unroll
+        for (int j = 0; j < M - 2 * BY + 1; ++j) x[j] = chosen<LEAST>(x[j], x[j + BY]);
+        doubled_up_to<SPAN, 2 * BY, LEAST>(x);
+    }
+}
+
+// Of windows that begin `first` columns after each column x of the warp's threads, -(N / 2 - 1) … N / 2.
+template <bool LEAST, typename Sample, int N>
+__device__ inline void windows_along(Column<Sample> (&x)[N], int first, int taps) {
+    using Each = Column<Sample>;
+    const int lane = threadIdx.x;
+    with_constant<1 - N / 2, N>(first, [&](auto by) {
+        constexpr int BY = decltype(by)::value, COUNT = BY < 0 ? -BY : BY;
+        Each other[COUNT + 1], own[N];
+#pragma unroll
+        for (int j = 0; j < N; ++j) own[j] = x[j];
+#pragma unroll
+        for (int j = 0; j < COUNT; ++j) other[j] = BY > 0 ? from_lane(own[j], lane + 1) : from_lane(own[N - COUNT + j], lane - 1);
+#pragma unroll
+        for (int j = 0; j < N; ++j) {
+            const int at = j + BY;
+            x[j] = at < 0 ? other[(at + COUNT) % (COUNT + 1)] : at < N ? own[at % N] : other[(at - N) % (COUNT + 1)];
+        }
+    });
+    if (taps <= N) {
+        with_constant<1, N>(taps, [&](auto count) {
+            constexpr int TAPS = decltype(count)::value;
+            Each y[N + TAPS - 1];
+#pragma unroll
+            for (int j = 0; j < N; ++j) y[j] = x[j];
+#pragma unroll
+            for (int j = 0; j < TAPS - 1; ++j) y[N + j] = from_lane(x[j], lane + 1);
+            constexpr int SPAN = TAPS >= 16 ? 16 : TAPS >= 8 ? 8 : TAPS >= 4 ? 4 : TAPS >= 2 ? 2 : 1;
+            doubled_up_to<SPAN, 1, LEAST>(y);
+#pragma unroll
+            for (int j = 0; j < N; ++j) x[j] = TAPS == SPAN ? y[j] : chosen<LEAST>(y[j], y[j + TAPS - SPAN]);
+        });
+        return;
+    }
+    Each suffix[N], prefix[N];
+    suffix[N - 1] = x[N - 1], prefix[0] = x[0];
+#pragma unroll
+    for (int j = 1; j < N; ++j) {
+        suffix[N - 1 - j] = chosen<LEAST>(suffix[N - j], x[N - 1 - j]);
+        prefix[j] = chosen<LEAST>(prefix[j - 1], x[j]);
+    }
+    // Whole threads between: a window begins in this thread, and ends in the one `lanes` after it, or the next.
+    const int lanes = (taps - 1) / N, count = lanes - 1;
+    Each whole = suffix[0], between;
+    const Each last = from_lane(whole, lane + lanes);
+    int span = 1;
+#pragma unroll 1
+    for (; 2 * span <= count; span *= 2) whole = chosen<LEAST>(whole, from_lane(whole, lane + span));
+#pragma unroll
+    for (int w = 0; w < Each::WORDS; ++w) between.word[w] = loser<Sample, LEAST>();
+    if (count > 0) between = chosen<LEAST>(from_lane(whole, lane + 1), from_lane(whole, lane + 1 + count - span));
+    const Each to_last = chosen<LEAST>(between, last);
+    with_constant<0, N>((taps - 1) % N, [&](auto rest) {
+        constexpr int REST = decltype(rest)::value;
+#pragma unroll
+        for (int j = 0; j < N; ++j) {
+            const bool is_near = j + REST < N;
+            const Each end = from_lane(prefix[(j + REST) % N], lane + lanes + !is_near);
+            x[j] = chosen<LEAST>(chosen<LEAST>(suffix[j], is_near ? between : to_last), end);
+        }
+    });
 }
 
 // Of integers; and of floats whose NaN spread, without nodata. Rows begin at whole vectors in the input and in the output.
-template <typename Sample, bool LEAST, int ROWS>
-__global__ void __launch_bounds__(32, STRIP_BLOCKS) extreme_strip(
+// KEEPS: the row before those that two results share, in shared memory; it is loaded again otherwise.
+template <typename Sample, bool LEAST, bool KEEPS>
+__global__ void __launch_bounds__(32, STRIP_BLOCKS<Sample, KEEPS>) extreme_strip(
     const Sample* __restrict__ in, Sample* __restrict__ out, const Sample* __restrict__ image,
     const __grid_constant__ BoxTask task, Sample cval, Sample nodata, Sample) {
     using V = Vector<Sample>;
     using Many = Lanes<Sample>;
-    constexpr int SAMPLES = V::SAMPLES, THREADS = 32;
+    constexpr int SAMPLES = V::SAMPLES, THREADS = 32, BATCH = 4;
     extern __shared__ ulonglong2 vectors[];
-    const int lane = threadIdx.x, taps = task.taps_y, end = (taps + AHEAD) * THREADS;
-    V* const line = reinterpret_cast<V*>(vectors);
-    V* const ring = line + THREADS + lane;
-    int* const from = reinterpret_cast<int*>(line + THREADS + end) + lane;
-    Band<Sample> band(in, out, image, task, blockIdx.x, lane, THREADS, from);
-    if (band.total == 0) return;
-    band.settle(__any_sync(~0u, band.is_far));
-    // The thread's results have the columns of its vector of the input; or, of windows after them, of one before it.
-    const int apart_by = task.first_x > 0 ? task.first_x & ~(SAMPLES - 1) : 0;
-    const int column = band.x - apart_by, first = task.first_x - apart_by;
-    const bool is_used = column >= band.c0 && column < min(band.c0 + task.tile, task.out_columns);
-    const bool is_loaded = !band.is_idle && (band.is_inside || band.gathers), is_copied = is_loaded && band.is_inside;
-    const V outside = splat<Sample>(filled(cval));
-    if (!is_loaded)
-        for (int at = 0; at < end; at += THREADS) ring[at] = outside;
+    const int lane = threadIdx.x, taps = task.taps_y, pairs = (taps - 1) / 2;
+    const bool is_even = taps % 2 == 0;
+    V* const ring = reinterpret_cast<V*>(vectors) + lane;
+    V* const kept = ring + pairs * THREADS;
+    V* const kept_end = kept + (KEEPS ? pairs + 1 : 0) * THREADS;
+    Column<Sample>* const line = reinterpret_cast<Column<Sample>*>(kept_end - lane);
+    int* const from = reinterpret_cast<int*>(line + SAMPLES * THREADS) + lane;
 
-    // The next row to fetch, and the one of the next results.
-    int y = band.in_y;
-    const long long in_step = band.on * static_cast<long long>(task.in_pitch);
-    const Sample* source = band.in + y * static_cast<long long>(task.in_pitch) + band.x;
-    const auto fetch = [&](int slot) {
-        if (static_cast<unsigned>(y) < static_cast<unsigned>(task.rows)) {
-            if (is_copied) copy_16_bytes(ring + slot, source);
-            else if (is_loaded) ring[slot] = gathered(source - band.x, from, cval);
-        } else if (is_loaded) {
-            const int inner = index_beyond(y, task.rows, task.mode_y);
-            const Sample* row = band.in + inner * static_cast<long long>(task.in_pitch);
-            if (inner < 0) ring[slot] = outside;
-            else if (is_copied) copy_16_bytes(ring + slot, row + band.x);
-            else ring[slot] = gathered(row, from, cval);
+    unsigned block = blockIdx.x;
+    const int c0 = block % task.tiles * task.tile;
+    block /= task.tiles;
+    const int number = block % task.bands, y0 = number * task.band;
+    const long long plane = block / task.bands;
+    const int rows = min(task.band, task.out_rows - y0), last = rows + taps - 2;  // rows of results; the last row to read
+    if (rows <= 0) return;
+    const bool upwards = number % 2 == 1;  // every other band: neighbours read the rows that both need at the same time
+    const int on = upwards ? -1 : 1;
+    const int in_y = task.first_y + y0 + (upwards ? last : 0), out_y = y0 + (upwards ? rows - 1 : 0);
+    in += plane * task.in_plane, out += plane * task.out_plane, image += plane * task.image_plane;
+
+    // The thread's vector of the input begins at x, and its windows `first` columns after that; its results, at `column`.
+    const int past = task.first_x & (SAMPLES - 1), first = past > SAMPLES / 2 ? past - SAMPLES : past;
+    const int base = c0 + task.first_x - past, x = base + lane * SAMPLES, column = x - task.first_x + first;
+    const int tile_end = min(c0 + task.tile, task.out_columns), end = tile_end + task.first_x + task.taps_x - 1;
+    const bool is_used = column >= c0 && column < tile_end;
+    const bool is_edge = x < end && (x < 0 || x >= task.columns);
+    // Columns beyond an edge are those of others, as their results down the columns; if the border mode names columns that the
+    // warp does not have, each sample is loaded from where it lies.
+    bool is_far = false;
+    if (is_edge) {
+        for (int i = 0; i < SAMPLES; ++i) {
+            const int at = x + i, source = border_index(at, task.columns, task.mode_x);
+            from[i * THREADS] = source;
+            const bool is_needed = at >= c0 + task.first_x && at < end && source >= 0;
+            if (is_needed && (source < base || source >= min(base + SAMPLES * THREADS, end))) is_far = true;
         }
-        y += band.on, source += in_step;
-    };
-    const auto after = [&](int slot) { return slot + THREADS == end ? 0 : slot + THREADS; };
-#pragma unroll 1
-    for (int n = 0; n < AHEAD; ++n) {
-        if (n < band.total) fetch(n * THREADS);
-        end_copy_group();
     }
-    // Through a run backwards, from the row in a slot.
-    const auto go_back = [&](int from_slot, Many suffix) {
-        int back = from_slot, left = taps - 2;
-#pragma unroll 1
-        for (; left >= 4; left -= 4) {
-            int at[4];
-            V row[4];
-#pragma unroll
-            for (int k = 0; k < 4; ++k) back = (back == 0 ? end : back) - THREADS, at[k] = back, row[k] = ring[back];
-#pragma unroll
-            for (int k = 0; k < 4; ++k) suffix = chosen<LEAST>(suffix, widened(row[k])), ring[at[k]] = narrowed(suffix);
+    const bool gathers = __any_sync(~0u, is_far), fills = !gathers && __any_sync(~0u, is_edge);
+    if (fills && is_edge) {
+        for (int i = 0; i < SAMPLES; ++i) {
+            const int source = from[i * THREADS], place = source - base;
+            const bool is_here = place >= 0 && place < SAMPLES * THREADS;
+            if (source >= 0) from[i * THREADS] = is_here ? place % SAMPLES * THREADS + place / SAMPLES : 0;
         }
-#pragma unroll 1
-        for (; left > 0; --left) {
-            back = (back == 0 ? end : back) - THREADS;
-            suffix = chosen<LEAST>(suffix, widened(ring[back]));
-            ring[back] = narrowed(suffix);
+    }
+
+    // Rows of the band from safe_first to safe_last lie in the image.
+    const int safe_first = upwards ? in_y - task.rows + 1 : -in_y, safe_last = min(upwards ? in_y : task.rows - 1 - in_y, last);
+    const long long in_step = on * static_cast<long long>(task.in_pitch);
+    const int loaded_x = max(0, min(x, task.columns - SAMPLES));  // threads that need nothing load what others do
+    const auto row_at = [&](int n) { return in + (in_y + n * on) * static_cast<long long>(task.in_pitch) + loaded_x; };
+    const auto is_safe = [&](int n, int end) { return n >= safe_first && end - 1 <= safe_last && !gathers; };
+    // Safe rows, of which the first is at `source`, and others: n … of the band.
+    const auto load = [&](auto& row, const Sample* source) {
+#pragma unroll
+        for (int k = 0; k < sizeof(row) / sizeof(V); ++k) row[k] = loaded_vector<Sample>(source + k * in_step);
+    };
+    const auto load_any = [&](auto& row, int n) {
+#pragma unroll
+        for (int k = 0; k < sizeof(row) / sizeof(V); ++k) {
+            int y = in_y + min(n + k, last) * on;
+            if (y < 0 || y >= task.rows) y = index_beyond(y, task.rows, task.mode_y);
+            const Sample* line = in + y * static_cast<long long>(task.in_pitch);
+            if (y < 0) row[k] = splat<Sample>(filled(cval));
+            else if (gathers && is_edge) row[k] = gathered(line, from, cval);
+            else row[k] = loaded_vector<Sample>(line + loaded_x);
         }
     };
-    // The results whose windows end in the next row, and what is subtracted from them or they from.
-    const long long out_step = band.on * static_cast<long long>(task.out_pitch), image_step = band.on * task.image_pitch;
-    Sample* target = band.out + band.out_y * static_cast<long long>(task.out_pitch) + column;
-    const Sample* other = band.image + band.out_y * task.image_pitch;
-    const bool is_whole = is_used && column + SAMPLES <= task.out_columns;
-    V theirs[ROWS];
-    const auto fetch_image = [&](int n) {
-#pragma unroll
-        for (int j = 0; j < ROWS; ++j, other += image_step) {
-            if (n + j + 1 < taps || n + j >= band.total || !is_used) continue;
-            if (is_whole) theirs[j] = vector_at(other + column, column + 2 * SAMPLES <= task.out_columns);
-            else theirs[j] = some_of(other, column, task.out_columns);
-        }
-    };
-    if (task.subtracts) fetch_image(0);
-    // Slots of this row, of the one that is fetched, and of the first of the window that ends here.
-    int slot = 0, fetched = AHEAD * THREADS, begin = after(fetched), p = 0;  // p: the row's place in its run
-    Many prefix = {};
+
+    // A ring of the extremes of pairs of rows. Where a run of them ends, they become those from each to the run's end.
+    Many prefix;
+    const auto turn_back = [&] {
+        prefix = widened(splat<Sample>(loser<Sample, LEAST>()));
+        if (pairs < 2) return;
+        V* at = ring + (pairs - 1) * THREADS;
+        Many suffix = widened(*at);
+        int left = pairs - 1;
 #pragma unroll 1
-    for (int n = 0; n < band.total; n += ROWS) {
-        Many x[ROWS];
+        for (; left >= BATCH; left -= BATCH, at -= BATCH * THREADS) {
+            V row[BATCH];
 #pragma unroll
-        for (int j = 0; j < ROWS; ++j) {
-            if (n + j + AHEAD < band.total) fetch(fetched);
-            end_copy_group();
-            wait_for_copies_but<AHEAD>();
-            x[j] = widened(ring[slot]);
-            prefix = p == 0 ? x[j] : chosen<LEAST>(prefix, x[j]);
-            if (++p < taps) {
-                x[j] = n + j < taps ? prefix : chosen<LEAST>(prefix, widened(ring[begin]));
+            for (int k = 0; k < BATCH; ++k) row[k] = at[-(k + 1) * THREADS];
+#pragma unroll
+            for (int k = 0; k < BATCH; ++k)
+                suffix = chosen<LEAST>(suffix, widened(row[k])), at[-(k + 1) * THREADS] = narrowed(suffix);
+        }
+#pragma unroll 1
+        for (; left > 0; --left) at -= THREADS, suffix = chosen<LEAST>(suffix, widened(*at)), *at = narrowed(suffix);
+    };
+    const auto pair_of = [](const V& a, const V& b) { return narrowed(chosen<LEAST>(widened(a), widened(b))); };
+    int pair = 0;
+#pragma unroll 1
+    for (; pair + BATCH <= pairs; pair += BATCH) {
+        V row[2 * BATCH];
+        if (is_safe(2 * pair, 2 * (pair + BATCH))) load(row, row_at(2 * pair));
+        else load_any(row, 2 * pair);
+#pragma unroll
+        for (int k = 0; k < BATCH; ++k) {
+            ring[(pair + k) * THREADS] = pair_of(row[2 * k], row[2 * k + 1]);
+            if constexpr (KEEPS) kept[(pair + k) * THREADS] = row[2 * k + 1];
+        }
+    }
+    V next[2] = {}, old[1] = {};
+#pragma unroll 1
+    for (; pair <= pairs; ++pair) {
+        load_any(next, 2 * pair);
+        if (pair == pairs) break;
+        ring[pair * THREADS] = pair_of(next[0], next[1]);
+        if constexpr (KEEPS) kept[pair * THREADS] = next[1];
+    }
+    turn_back();
+
+    const Sample *coming = row_at(2 * pairs + 2), *going = row_at(1);
+    const long long out_step = on * static_cast<long long>(task.out_pitch);
+    Sample* target = out + (out_y - on) * static_cast<long long>(task.out_pitch) + column;
+    const auto store = [&](Sample* to, V found, const V& theirs) {
+        if (!is_used) return;
+        if constexpr (same<Sample, float>) {
+#pragma unroll
+            for (int k = 0; k < V::WORDS; ++k)
+                if (is_nan(__uint_as_float(found.word[k]))) found.word[k] = bits_of(not_a_number<float>());
+        }
+        if (task.subtracts == 1) found = difference(theirs, found, task.has_nodata, nodata);
+        if (task.subtracts == 2) found = difference(found, theirs, task.has_nodata, nodata);
+        store_vector(to, found);
+    };
+    V* turn = ring;  // the pair's place in its run
+    V* oldest = kept + pairs * THREADS;
+    // The windows of results r and r + 1 share the pairs before this one. If they have an odd number of rows, the row before these
+    // pairs completes the first window, and this pair's first row the second; if an even number, one row more of this pair each.
+#pragma unroll 1
+    for (int r = -1; r < rows; r += 2) {
+        const Many a = widened(next[0]), both = chosen<LEAST>(a, widened(next[1]));
+        Many shared = prefix;
+        if (pairs > 0) {
+            shared = chosen<LEAST>(shared, widened(*turn));
+            *turn = narrowed(both), turn += THREADS;
+            prefix = chosen<LEAST>(prefix, both);
+        }
+        if constexpr (KEEPS) {
+            old[0] = *oldest, *oldest = next[1], oldest += THREADS;
+            if (oldest == kept_end) oldest = kept;
+        }
+        Many upper = chosen<LEAST>(shared, widened(old[0])), lower;
+        if (is_even) lower = chosen<LEAST>(shared, both), upper = chosen<LEAST>(upper, a);
+        else lower = chosen<LEAST>(shared, a);
+        Column<Sample> many[SAMPLES];
+        to_columns<Sample>(upper, lower, many);
+        V theirs[2];
+        if (task.subtracts && is_used) {
+            const Sample* other = image + (out_y + r * on) * task.image_pitch + column;
+            const bool more_follow = column + 2 * SAMPLES <= task.out_columns;
+            if (r >= 0) theirs[0] = vector_at(other, more_follow);
+            if (r + 1 < rows) theirs[1] = vector_at(other + on * task.image_pitch, more_follow);
+        }
+        if (r + 2 < rows) {
+            const int n = r + 2 * pairs + 3;
+            if (is_safe(KEEPS ? n : r + 2, n + 2)) {
+                load(next, coming);
+                if constexpr (!KEEPS) load(old, going);
             } else {
-                go_back(slot, x[j]);
-                x[j] = prefix, p = 0;
+                load_any(next, n);
+                if constexpr (!KEEPS) load_any(old, r + 2);
             }
-            slot = after(slot), fetched = begin, begin = after(begin);
+            coming += 2 * in_step, going += 2 * in_step;
         }
-        V now[ROWS];
+        if (pairs > 0 && turn == kept) turn_back(), turn = ring;
+        if (fills) {
+            __syncwarp();
 #pragma unroll
-        for (int j = 0; j < ROWS; ++j) now[j] = theirs[j];
-        if (task.subtracts) fetch_image(n + ROWS);
-        if (n + ROWS < taps) {  // no window ends here
-            target += ROWS * out_step;
-            continue;
-        }
-        if (band.fills) {
+            for (int j = 0; j < SAMPLES; ++j) line[j * THREADS + lane] = many[j];
+            __syncwarp();
+            if (is_edge) {
 #pragma unroll
-            for (int j = 0; j < ROWS; ++j) {
-                const V mine = narrowed(x[j]);
-                __syncwarp();
-                line[lane] = mine;
-                __syncwarp();
-                if (band.is_edge)
-                    x[j] = widened(completed(mine, line, from, band.x, task.columns, band.base, bits_of(cval)));
+                for (int j = 0; j < SAMPLES; ++j) {
+                    const int source = from[j * THREADS];
+                    many[j] = source < 0 ? column_of(cval) : line[source];
+                }
             }
         }
-        const int span = spans_along<LEAST>(x, task.taps_x), apart = task.taps_x - span;
-        V own[ROWS], found[ROWS], last[ROWS];
-#pragma unroll
-        for (int j = 0; j < ROWS; ++j) own[j] = narrowed(x[j]);
-        shift_along(own, first, found);
-        if (apart > 0) {
-            shift_along(own, first + apart, last);
-#pragma unroll
-            for (int j = 0; j < ROWS; ++j) found[j] = narrowed(chosen<LEAST>(widened(found[j]), widened(last[j])));
-        }
-#pragma unroll
-        for (int j = 0; j < ROWS; ++j, target += out_step) {
-            if (n + j + 1 < taps || n + j >= band.total) continue;
-            if constexpr (same<Sample, float>) {
-#pragma unroll
-                for (int k = 0; k < V::WORDS; ++k)
-                    if (is_nan(__uint_as_float(found[j].word[k]))) found[j].word[k] = bits_of(not_a_number<float>());
-            }
-            if (task.subtracts == 1) found[j] = difference(now[j], found[j], task.has_nodata, nodata);
-            if (task.subtracts == 2) found[j] = difference(found[j], now[j], task.has_nodata, nodata);
-            if (is_whole) {
-                store_vector(target, found[j]);
-            } else if (is_used) {
-#pragma unroll
-                for (int k = 0; k < V::WORDS; ++k)
-                    store_some<Sample>(target - column, column + k * SAMPLES_A_WORD<Sample>, found[j].word[k], 0, task.out_columns);
-            }
-        }
+        windows_along<LEAST>(many, first, task.taps_x);
+        V found[2];
+        to_rows<Sample>(many, found[0], found[1]);
+        if (r >= 0) store(target, found[0], theirs[0]);
+        if (r + 1 < rows) store(target + out_step, found[1], theirs[1]);
+        target += 2 * out_step;
     }
 }

@@ -235,7 +235,7 @@ __device__ inline Vector<Sample> vector_at(const Sample* at, bool more_follow) {
     if (more_follow) return shifted(loaded_vector(at - past), loaded_vector(at - past + Vector<Sample>::SAMPLES), past);
     Vector<Sample> found;
 #pragma unroll
-    for (int k = 0; k < Vector<Sample>::WORDS; ++k) found.word[k] = word_at(at + k * SAMPLES_A_WORD<Sample>);
+    for (int k = 0; k < Vector<Sample>::WORDS; ++k) found.word[k] = word_at(at + k * SAMPLES_A_WORD<Sample>, k + 1 < Vector<Sample>::WORDS);
     return found;
 }
 

@@ -3,7 +3,7 @@
 //
 //   extreme_rows      along rows of words in shared memory, by doubling: M(2m)[i] = min(M(m)[i], M(m)[i + m]); the last
 //                     step overlaps. A thread keeps its words in registers, and reads from its neighbours. The threads of a
-//                     block meet twice in each step; nobody waits for another block.
+//                     block meet twice in each step.
 //
 // Floors of a pass over N samples of b bytes: 2 N b bytes of memory, 3 N b bytes of shared memory for each step of doubling.
 #pragma once
@@ -52,19 +52,6 @@ __device__ inline Word<Sample> extreme(Word<Sample> a, Word<Sample> b) {
     }
 }
 
-// The word at any address of a sample. Only words that hold a part of it are read.
-template <typename Sample>
-__device__ inline Word<Sample> word_at(const Sample* at) {
-    if constexpr (SAMPLES_A_WORD<Sample> == 1) {
-        return __ldg(reinterpret_cast<const Word<Sample>*>(at));
-    } else {
-        const unsigned past = reinterpret_cast<unsigned long long>(at) % 4;
-        const unsigned* words = reinterpret_cast<const unsigned*>(reinterpret_cast<const unsigned char*>(at) - past);
-        const unsigned low = __ldg(words);
-        return past == 0 ? low : __funnelshift_r(low, __ldg(words + 1), past * 8);
-    }
-}
-
 template <typename Sample>
 __device__ inline Word<Sample> bits_of(Sample sample) {
     if constexpr (same<Sample, float>) return __float_as_uint(sample);
@@ -78,6 +65,19 @@ __device__ inline Sample sample_in(Word<Sample> word, int i) {
     if constexpr (same<Sample, float>) return __uint_as_float(word);
     else if constexpr (same<Sample, double>) return __longlong_as_double(word);
     else return static_cast<Sample>(word >> i * 8 * sizeof(Sample));
+}
+
+// The word at any address of a sample. Reads no sample behind it, unless a whole word follows in the array.
+template <typename Sample>
+__device__ inline Word<Sample> word_at(const Sample* at, bool more_follow) {
+    const unsigned past = reinterpret_cast<unsigned long long>(at) % sizeof(Word<Sample>);
+    const Word<Sample>* words = reinterpret_cast<const Word<Sample>*>(reinterpret_cast<const unsigned char*>(at) - past);
+    if (SAMPLES_A_WORD<Sample> == 1 || past == 0) return __ldg(words);
+    if (more_follow) return __funnelshift_r(__ldg(words), __ldg(words + 1), past * 8);
+    Word<Sample> word = 0;
+#pragma unroll
+    for (int i = 0; i < SAMPLES_A_WORD<Sample>; ++i) word |= bits_of(__ldg(at + i)) << i * 8 * static_cast<int>(sizeof(Sample));
+    return word;
 }
 
 // What a word of samples becomes in the first pass, and a result in the last.
@@ -165,7 +165,7 @@ __global__ void __launch_bounds__(ROW_THREADS) extreme_rows(
         for (int w = threadIdx.x; w < needed; w += threads) {
             const long long at = grid + w * EACH + task.first * inner;
             Word<Sample> word;
-            if (at >= 0 && at + EACH <= row) word = word_at(from + at);
+            if (at >= 0 && at + EACH <= row) word = word_at(from + at, at + 2 * EACH <= row);
             else word = word_beyond(from, at, task.length, inner, task.mode, cval);
             line[w] = task.is_first ? coding.encode(word) : word;
         }

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.codecs.parallel import for_each
+from pipeline.codecs.parallel import for_each, split
 from pipeline.codecs.scratch import scratch
 from pipeline.formats.image.base import ImageHeader, Part, Region, blocks_along, require_fit
 from pipeline.formats.image.contiguous import ContiguousSamples
@@ -100,18 +100,31 @@ class CompressedTiffWriter(SpooledWriter):
             self._write_level(level, part, reduced)
 
     def _write_level(self, number: int, region: Region, samples: NDArray[Any]) -> None:
-        level, planes = self._levels[number], self._planes(region, samples)
+        from pipeline.formats.image.tiff.together import write_tiles_of
+
+        level, planes, places = self._levels[number], self._planes(region, samples), self._places(region)
+
+        def is_whole(place: _Place) -> bool:
+            (plane, _), (down, rows, _), (across, columns, _) = place
+            return planes[plane, rows, columns].shape == level.shape(down, across) and not level.keeps_samples
 
         def store(place: _Place) -> None:
             (plane, page), (down, rows, _), (across, columns, _) = place
             tile, part = level.number(page, down, across), planes[plane, rows, columns]
-            if part.shape == level.shape(down, across) and not level.keeps_samples:
+            if is_whole(place):
                 self._store_encoded(tile, self._tiling.encoded(self.header, part))
                 return
             self._scratch.write_at(tile * _LENGTH.itemsize, bytes(_LENGTH.itemsize))
             self._slot(tile).write(self._scratch, self._within(place, region), np.ascontiguousarray(part))
 
-        for_each(store, self._places(region))
+        whole, in_part = split(places, is_whole)
+        numbers = [level.number(page, down, across) for (_, page), (down, _, _), (across, _, _) in whole]
+        left = write_tiles_of(
+            self._scratch, self._tiling, self.header, planes,
+            [(plane, down, across) for (plane, _), down, across in whole],
+            [(self._slot_at(tile), tile * _LENGTH.itemsize) for tile in numbers],
+        )  # fmt: skip
+        for_each(store, [*in_part, *(whole[each] for each in left)])
 
     def _read_level(self, number: int, region: Region) -> NDArray[Any]:
         """Samples of a level that keeps them."""

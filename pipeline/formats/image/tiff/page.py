@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.errors import counted
-from pipeline.formats.image.base import OF_COMPLEX
+from pipeline.formats.image.base import OF_COMPLEX, Part
 from pipeline.formats.image.tiff.ifd import MAX_SEGMENTS, Directory, Tag
 
 # (bits, SampleFormat) → dtype
@@ -55,6 +55,9 @@ _REDUCED, _MASK = 1, 4  # bits of NewSubfileType
 # The most bytes that one compressed byte decodes to (deflate's format bounds it, LZW's codes grow by one sample each, a
 # PackBits pair repeats one byte 128 times): a header that declares more is wrong. Other schemes have no such bound.
 _MOST_BYTES_PER_BYTE = {UNCOMPRESSED: 1, 5: 2000, 8: 1040, 32946: 1040, 32773: 64}
+BlockPart = tuple[Part, Part]  # what a region has of a strip or tile, along rows and columns
+PagePart = tuple[int, Part, Part]  # the same after its page's place in the region
+
 MAX_DECODED_BYTES = 1 << 30  # of one compressed strip or tile
 
 
@@ -112,6 +115,15 @@ class Page:
     def stored_row_bytes(self) -> int:
         """Bytes of a row of a strip or tile before compression: eight samples of one bit share a byte."""
         return -(-self.block_row_bytes // 8) if self.dtype.kind == "b" else self.block_row_bytes
+
+    @property
+    def pixels(self) -> tuple[int, int]:
+        """Columns of a strip or tile, and samples of its pixels."""
+        return self.block[1], self.block_samples
+
+    def height(self, down: int) -> int:
+        """Rows that a strip or tile holds, of those `down` from the top."""
+        return self.block[0] if self.tiled else min(self.block[0], self.shape[0] - down * self.block[0])
 
     @property
     def plane_bytes(self) -> int:

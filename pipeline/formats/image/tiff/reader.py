@@ -17,7 +17,6 @@ from pipeline.codecs.scratch import scratch
 from pipeline.formats.image.base import (
     ImageHeader,
     ImageReader,
-    Part,
     Place,
     Region,
     Schedule,
@@ -25,14 +24,12 @@ from pipeline.formats.image.base import (
     require_fit,
 )
 from pipeline.formats.image.contiguous import ContiguousSamples
-from pipeline.formats.image.tiff.blocks import DecodedBlocks, Span
+from pipeline.formats.image.tiff.blocks import DecodedBlocks, Span, coding_of, is_together
 from pipeline.formats.image.tiff.described import described
 from pipeline.formats.image.tiff.ifd import read_directories
-from pipeline.formats.image.tiff.page import Page
+from pipeline.formats.image.tiff.page import BlockPart, Page
 from pipeline.formats.image.tiff.stack import Stack, arrange, at_level
 from pipeline.storage.object_file import opened_to_read
-
-_Block = tuple[Part, Part]  # what a region has of a strip or tile, along rows and columns
 
 
 @dataclass(frozen=True)
@@ -106,15 +103,18 @@ class TiffReader(ImageReader):
         at = self._schedule.place(region) if self._schedule else ()
         self._blocks.begin(at)
 
-        def read_plane(plane: tuple[NDArray[Any], Page]) -> None:
-            self._read_page(plane[1], whole, plane[0], at)
+        stacked = out.reshape(len(pages), *whole.shape)
+        left = self._left_together(pages, whole, stacked, at)
 
-        stacked = list(zip(out.reshape(len(pages), *whole.shape), pages, strict=True))
+        def read_page(number: int) -> None:
+            self._read_page(pages[number], whole, stacked[number], at, left.get(number))
+
+        rest = [number for number in range(len(pages)) if left.get(number) != {}]
         if pages[0].raw:
-            for plane in stacked:
-                read_plane(plane)
+            for number in rest:
+                read_page(number)
         else:
-            for_each(read_plane, stacked, pages[0].block_bytes)
+            for_each(read_page, rest, pages[0].block_bytes)
 
     def at_level(self, level: int) -> ImageReader:
         """Its header has the level's shape, and the whole image's calibration."""
@@ -131,29 +131,43 @@ class TiffReader(ImageReader):
     def close(self) -> None:
         self._file.close()
 
-    def _read_page(self, page: Page, piece: _Piece, target: NDArray[Any], at: Place) -> None:
-        """Fill `target` (rows, columns, channels; any strides) from one page."""
-        if not page.separate:
-            self._read_plane(page, 0, piece, target, at)
-            return
-        for place, plane in enumerate(range(*piece.channels)):
-            self._read_plane(page, plane, piece.of_one_channel, target[..., place : place + 1], at)
+    def _left_together(
+        self, pages: Sequence[Page], piece: _Piece, stacked: NDArray[Any], at: Place
+    ) -> dict[int, dict[int, list[BlockPart]]]:
+        """Read what can be read together; of those pages, by number, the blocks that are left, by plane."""
+        alike: dict[Any, dict[int, Page]] = {}
+        for number, page in enumerate(pages):
+            if is_together(page):
+                alike.setdefault(coding_of(page), {})[number] = page
+        found: dict[int, dict[int, list[BlockPart]]] = {number: {} for some in alike.values() for number in some}
+        for some in alike.values():
+            first = next(iter(some.values()))
+            parts = [(number, *part) for number in some for part in _blocks_of(first, piece)]
+            for plane, inside, target in _planes_of(first, piece, stacked):
+                left = self._blocks.read_together(some, plane, parts, slice(*inside.channels), target, at)
+                for number, down, across in left:
+                    found[number].setdefault(plane, []).append((down, across))
+        return found
 
-    def _read_plane(self, page: Page, plane: int, piece: _Piece, target: NDArray[Any], at: Place) -> None:
-        """Fill `target` from one of a page's planes: all of its samples, or one if they are stored separately."""
-        if page.raw and not page.tiled:
-            self._read_strips(page, plane, piece, target)
-            return
-        busy: list[_Block] = []
-        blocks = list(
-            itertools.product(
-                blocks_along(piece.rows, page.block[0]),
-                blocks_along(piece.columns, page.block[1] * self._blocks.at_once(page)),
-            )
-        )
-        channels = slice(*piece.channels)
+    def _read_page(
+        self, page: Page, piece: _Piece, target: NDArray[Any], at: Place, left: dict[int, list[BlockPart]] | None
+    ) -> None:
+        """Fill `target` (rows, columns, channels; any strides) from one page, block by block. `left`: see
+        `_left_together`."""
+        for plane, inside, part in _planes_of(page, piece, target):
+            if page.raw and not page.tiled:
+                self._read_strips(page, plane, inside, part)
+            else:
+                blocks = _blocks_of(page, piece) if left is None else left.get(plane, [])
+                self._read_blocks(page, plane, blocks, slice(*inside.channels), part, at)
 
-        def copy(block: _Block) -> None:
+    def _read_blocks(
+        self, page: Page, plane: int, blocks: list[BlockPart], channels: slice, target: NDArray[Any], at: Place
+    ) -> None:
+        """Fill `target` from blocks of one of a page's planes."""
+        busy: list[BlockPart] = []
+
+        def copy(block: BlockPart) -> None:
             if not self._copy_block(page, plane, block, channels, target, at, wait=False):
                 busy.append(block)
 
@@ -181,16 +195,16 @@ class TiffReader(ImageReader):
         samples.read(self._file, piece.region, target)
 
     def _copy_block(
-        self, page: Page, plane: int, block: _Block, channels: slice, target: NDArray[Any], at: Place, *, wait: bool
+        self, page: Page, plane: int, block: BlockPart, channels: slice, target: NDArray[Any], at: Place, *, wait: bool
     ) -> bool:
         """Copy what the region has of one strip or tile; False if another thread is decoding it and `wait` is False."""
         (down, rows, within_rows), (across, columns, within_columns) = block
         place = (plane, down, across)
-        offset = int(page.offsets[place]) if self._blocks.at_once(page) == 1 else None
-        if offset == 0:
+        offset = int(page.offsets[place])
+        if not offset:
             target[rows, columns] = 0
             return True
-        if page.raw and offset is not None:
+        if page.raw:
             within = _Piece(_span(within_rows), _span(within_columns), _span(channels))
             samples = math.prod(within.shape)
             stored = scratch("samples", samples * page.dtype.itemsize).view(page.dtype).reshape(within.shape)
@@ -203,6 +217,20 @@ class TiffReader(ImageReader):
             return True
 
         return self._blocks.use(page, place, look, at, wait=wait) is not None
+
+
+def _blocks_of(page: Page, piece: _Piece) -> list[BlockPart]:
+    return list(itertools.product(blocks_along(piece.rows, page.block[0]), blocks_along(piece.columns, page.block[1])))
+
+
+def _planes_of(page: Page, piece: _Piece, target: NDArray[Any]) -> Iterator[tuple[int, _Piece, NDArray[Any]]]:
+    """A page's planes, what is read of each, and its part of `target` (…, channels): one plane of all samples, or each
+    sample's own if they are stored separately."""
+    if not page.separate:
+        yield 0, piece, target
+        return
+    for place, plane in enumerate(range(*piece.channels)):
+        yield plane, piece.of_one_channel, target[..., place : place + 1]
 
 
 def _span(part: slice) -> Span:

@@ -37,6 +37,11 @@ class Tiling:
         """The value of the tag Compression."""
         return _SCHEMES[self.compression][0]
 
+    @property
+    def codec(self) -> tuple[str, int | None]:
+        """The scheme's name, and the level of encoding."""
+        return self.compression, _SCHEMES[self.compression][2]
+
     def predictor(self, header: ImageHeader) -> int:
         """The value of the tag Predictor."""
         if self.compression == "none" or header.dtype.kind == "b":

@@ -205,21 +205,20 @@ class ZarrReader(ImageReader):
         for piece in pieces:
             place, into, within = zip(*piece, strict=True)
             parts.append(ChunkPart(place, into, within))
+
+        def look(numbers: list[int], memories: list[tuple[int, bool]]) -> list[int]:
+            chosen = [
+                parts[number]._replace(memory=address, is_held=is_held)
+                for number, (address, is_held) in zip(numbers, memories, strict=True)
+            ]
+            return read_together(files, kind, chosen, target)
+
         # The system keeps the files of uncompressed chunks, so that a part is read again sooner than copied.
-        kept = [number for number, part in enumerate(parts) if kind != RAW and self._cache.is_used_again(part.place)]
-        claims = dict(zip(kept, self._cache.claim([parts[n].place for n in kept], self._chunk_bytes, at), strict=True))
-        taken = {number: claim for number, claim in claims.items() if claim is not None}
-        for number, claim in taken.items():
-            address = claim.samples.ctypes.data
-            parts[number] = parts[number]._replace(memory=address, is_held=claim.block is not None)
-        chosen = [number for number in range(len(parts)) if number not in claims or number in taken]
-        left = set(chosen)
-        try:
-            left = {chosen[row] for row in read_together(files, kind, [parts[n] for n in chosen], target)}
-        finally:
-            made = [None if number in left else self._samples(claim.samples) for number, claim in taken.items()]
-            self._cache.release(list(taken.values()), made, at)
-        return [piece for number, piece in enumerate(pieces) if number in left or number not in chosen]
+        left = self._cache.use_together(
+            [part.place for part in parts], self._chunk_bytes, look, lambda _, memory: self._samples(memory),
+            keeps=kind != RAW, at=at,
+        )  # fmt: skip
+        return [pieces[number] for number in left]
 
     def _samples(self, memory: NDArray[Any]) -> NDArray[Any]:
         return memory.view(self.header.dtype).reshape(self._chunk)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +13,7 @@ import tifffile
 
 from pipeline.errors import InputError, OutputError
 from pipeline.formats import image as images
+from pipeline.formats.image import file_list, whole_files
 from pipeline.formats.image.base import Region
 from pipeline.formats.image.file_list import FileList, ListedFile, StoredSamples, result_of
 from pipeline.storage import confinement
@@ -23,6 +26,16 @@ SHAPE = (7, 11)
 @pytest.fixture
 def samples():
     return np.random.default_rng(5).integers(0, 65536, (5, *SHAPE)).astype(np.uint16)
+
+
+@pytest.fixture(params=["by the interpreter", "by compiled loops"])
+def loops(request, monkeypatch):
+    """Whether compiled loops take the files."""
+    found = None if request.param == "by the interpreter" else import_module("pipeline.codecs.file_loops")
+    monkeypatch.setattr(file_list, "loops_for", lambda count: found)
+    file_list._parsed.cache_clear()
+    yield found
+    file_list._parsed.cache_clear()
 
 
 def listed(folder, samples, *, suffix=".npy", output=".npy", stored=None):
@@ -44,7 +57,7 @@ def stored_in(path):
 
 
 @pytest.mark.parametrize("suffix", [".npy", ".tif", ".png", ".pgm"])
-def test_any_region_is_that_of_the_files(tmp_path, samples, suffix):
+def test_any_region_is_that_of_the_files(tmp_path, samples, suffix, loops):
     path = listed(tmp_path, samples, suffix=suffix)
     if suffix in (".npy", ".tif"):
         path = listed(tmp_path, samples, suffix=suffix, stored=stored_in(tmp_path / f"a0{suffix}"))
@@ -63,7 +76,7 @@ def test_any_region_is_that_of_the_files(tmp_path, samples, suffix):
             np.testing.assert_array_equal(out, samples[region.slices])
 
 
-def test_bytes_in_the_other_order_are_swapped(tmp_path, samples):
+def test_bytes_in_the_other_order_are_swapped(tmp_path, samples, loops):
     path = listed(tmp_path, samples, stored=StoredSamples(dtype=">u2", offset=128))
     out = np.empty(samples.shape, np.uint16)
     with images.open_image(path) as reader:
@@ -72,7 +85,7 @@ def test_bytes_in_the_other_order_are_swapped(tmp_path, samples):
 
 
 @pytest.mark.parametrize("output", [".npy", ".tif", ".png", ".ome.tif"])
-def test_results_are_those_of_one_writer_each(tmp_path, samples, output):
+def test_results_are_those_of_one_writer_each(tmp_path, samples, output, loops):
     path = listed(tmp_path, samples, output=output)
     with images.open_image(path) as reader:
         header = reader.header
@@ -117,7 +130,14 @@ def test_each_result_has_the_text_and_the_date_of_its_own_input(tmp_path, sample
             np.testing.assert_array_equal(made.asarray(), samples[number])
 
 
-def test_a_group_is_synced_once_before_any_result_has_its_name(tmp_path, samples, steps):
+def test_a_group_is_synced_once_before_any_result_has_its_name(tmp_path, samples, steps, loops, monkeypatch):
+    moved = whole_files.WholeFiles.move
+
+    def move(self, numbers, *folders):
+        steps.extend(f"rename b{number}.npy" for number in numbers)
+        return moved(self, numbers, *folders)
+
+    monkeypatch.setattr(whole_files.WholeFiles, "move", move)
     path = listed(tmp_path, samples)
     with images.open_image(path) as reader:
         writer = images.create_image(result_of(path), reader.header)
@@ -131,7 +151,7 @@ def test_a_group_is_synced_once_before_any_result_has_its_name(tmp_path, samples
     assert steps.index("sync all") < last_result < steps.index("rename all.result.files")
 
 
-def test_another_process_writes_its_share_and_a_later_run_publishes(tmp_path, samples):
+def test_another_process_writes_its_share_and_a_later_run_publishes(tmp_path, samples, loops):
     path = listed(tmp_path, samples)
     with images.open_image(path) as reader:
         header = reader.header
@@ -210,3 +230,101 @@ def test_a_list_has_a_result_of_a_certain_name(tmp_path, samples):
     path = listed(tmp_path, samples)
     with images.open_image(path) as reader, pytest.raises(OutputError, match=r"name it so"):
         images.create_image(tmp_path / "other.files", reader.header)
+
+
+@pytest.mark.parametrize("fault", ["gone", "rewritten", "cut short", "a pipe", "a folder"])
+def test_a_file_that_is_not_as_listed_is_named_and_the_others_are_read(tmp_path, samples, loops, fault):
+    path = listed(tmp_path, samples, stored=StoredSamples(dtype="<u2", offset=128))
+    with images.open_image(path) as reader:
+        changed = tmp_path / "a2.npy"
+        whole = changed.read_bytes()
+        changed.unlink()
+        if fault == "rewritten":
+            changed.write_bytes(whole[:-1] + b"\7")
+        elif fault == "cut short":
+            changed.write_bytes(whole[:-1])
+        elif fault == "a pipe":
+            os.mkfifo(changed)
+        elif fault == "a folder":
+            changed.mkdir()
+        out = np.empty(samples.shape, np.uint16)
+        message = {"gone": "no such file", "a pipe": "is not a regular file", "a folder": "is a folder"}
+        with pytest.raises(InputError, match=rf"a2\.npy: {message.get(fault, 'changed while it was read')}"):
+            reader.read(Region.whole(samples.shape), out)
+        np.testing.assert_array_equal(out[:2], samples[:2])
+        reader.read(Region((3, 0, 0), (5, *SHAPE)), out[3:])
+        np.testing.assert_array_equal(out[3:], samples[3:])
+
+
+def test_compiled_loops_leave_no_sound_file(tmp_path, samples, loops, monkeypatch):
+    path = listed(tmp_path, samples, output=".tif", stored=StoredSamples(dtype="<u2", offset=128))
+    slow = []
+
+    def count(owner, name):
+        plain = getattr(owner, name)
+
+        def counted(*given, **named):
+            slow.append(name)
+            return plain(*given, **named)
+
+        monkeypatch.setattr(owner, name, counted)
+
+    count(file_list.FileListReader, "_read_run")
+    count(file_list.FileListWriter, "_write")
+    count(file_list.FileListWriter, "_put")
+    out = np.empty(samples.shape, np.uint16)
+    with images.open_image(path) as reader:
+        reader.read(Region.whole(samples.shape), out)
+        writer = images.create_image(result_of(path), reader.header)
+    writer.write(Region.whole(samples.shape), out)
+    writer.publish()
+    assert len(slow) == (0 if loops else 15)
+    for number in range(5):
+        np.testing.assert_array_equal(read_image(tmp_path / f"out/b{number}.tif"), samples[number])
+
+
+def test_files_of_several_folders_and_links_to_files_are_read(tmp_path, samples, loops):
+    path = listed(tmp_path, samples, stored=StoredSamples(dtype="<u2", offset=128))
+    (tmp_path / "further").mkdir()
+    (tmp_path / "a1.npy").rename(tmp_path / "further/b.npy")
+    (tmp_path / "a1.npy").symlink_to("further/b.npy")
+    files = list(FileList.read(path).files)
+    (tmp_path / "a3.npy").rename(tmp_path / "further/a3.npy")
+    files[3] = replace(files[3], path=str(tmp_path / "further/a3.npy"))
+    path.write_bytes(replace(FileList.read(path), files=tuple(files)).encoded())
+    out = np.empty(samples.shape, np.uint16)
+    with images.open_image(path) as reader:
+        reader.read(Region.whole(samples.shape), out)
+    np.testing.assert_array_equal(out, samples)
+
+
+@pytest.mark.parametrize("what", ["file", "folder"])
+def test_a_service_follows_no_link_out_of_its_roots(tmp_path, samples, loops, monkeypatch, what):
+    (tmp_path / "roots/in").mkdir(parents=True)
+    path = listed(tmp_path / "roots/in", samples, stored=StoredSamples(dtype="<u2", offset=128))
+    monkeypatch.setattr(confinement, "_known", {})
+    confinement.confine(confinement.Confinement((tmp_path / "roots",)))
+    file_list.vouch(path, file_list.sha256_of(path.read_bytes()))
+    out = np.empty(samples.shape, np.uint16)
+    with images.open_image(path) as reader:
+        reader.read(Region.whole(samples.shape), out)
+        np.testing.assert_array_equal(out, samples)
+        moved = path.with_name("a2.npy") if what == "file" else path.parent
+        moved.rename(tmp_path / "elsewhere")
+        moved.symlink_to(tmp_path / "elsewhere")
+        with pytest.raises(InputError, match="leads out of the service's data roots"):
+            reader.read(Region.whole(samples.shape), out)
+    file_list.vouch(path, None)
+
+
+def test_a_result_keeps_the_permissions_of_the_one_it_replaces(tmp_path, samples, loops):
+    path = listed(tmp_path, samples)
+    (tmp_path / "out/b3.npy").write_bytes(b"older")
+    (tmp_path / "out/b3.npy").chmod(0o640)
+    with images.open_image(path) as reader:
+        writer = images.create_image(result_of(path), reader.header)
+    writer.write(Region.whole(samples.shape), samples)
+    writer.publish()
+    assert (tmp_path / "out/b3.npy").stat().st_mode & 0o777 == 0o640
+    for number in range(5):
+        np.testing.assert_array_equal(read_image(tmp_path / f"out/b{number}.npy"), samples[number])

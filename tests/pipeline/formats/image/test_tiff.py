@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from pipeline.errors import InputError
 from pipeline.formats.image.base import ImageHeader, Region, Storage
 from pipeline.formats.image.tiff import Tiff
-from pipeline.formats.image.tiff.reader import TiffReader
 from tests.pipeline.formats.image.contract import (
     DTYPES,
     QUICK,
@@ -31,6 +30,7 @@ from tests.pipeline.formats.image.contract import (
     regions_of,
     write_whole,
 )
+from tests.pipeline.formats.image.decoded_tiles import decoded_tiles
 
 FORMAT = Tiff()
 
@@ -152,33 +152,7 @@ def test_common_codecs_are_decoded_without_tifffile(
     assert_same_bits(read_whole(FORMAT, tmp_path / "a.tif"), array)
 
 
-@pytest.fixture
-def several_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on machines with many cores, which decode several tiles as one block: three of 32 × 48 RGB in float64."""
-    monkeypatch.setattr("pipeline.formats.image.tiff.blocks._MANY_CORES", 1)
-    monkeypatch.setattr("pipeline.formats.image.tiff.blocks._AT_ONCE_BYTES", 3 * 32 * 48 * 8 * 3)
-
-
-@pytest.mark.parametrize("compression", ["lzw", "zlib", "zstd"])
-@pytest.mark.parametrize("planar", ["contig", "separate"])
-@pytest.mark.parametrize(("order", "dtype"), [("<", "uint8"), (">", "uint16"), ("<", "float64"), (">", "float32")])
-def test_any_region_of_several_tiles_at_once(
-    tmp_path: Path, several_at_once: None, compression: Any, planar: Any, order: Any, dtype: str
-) -> None:
-    array = pixels(2, 70, 397, 3, dtype=dtype)
-    tifffile.imwrite(
-        tmp_path / "a.tif", np.ascontiguousarray(np.moveaxis(array, -1, 1) if planar == "separate" else array),
-        photometric="rgb", planarconfig=planar, compression=compression, tile=(32, 48), byteorder=order,
-        predictor=True,
-    )  # fmt: skip
-    with FORMAT.open(tmp_path / "a.tif") as reader:
-        assert isinstance(reader, TiffReader)
-        page = reader._stack.pages[0]
-        assert reader._blocks.at_once(page) == min(3 * 32 * 48 * 8 * 3 // page.block_bytes, 9)
-    check_regions(tmp_path / "a.tif", array)
-
-
-def test_a_damaged_tile_among_several_is_named_and_missing_ones_are_zero(tmp_path: Path, several_at_once: None) -> None:
+def test_a_damaged_tile_among_several_is_named_and_missing_ones_are_zero(tmp_path: Path) -> None:
     path, array = tmp_path / "a.tif", pixels(60, 397, 3)
     tifffile.imwrite(path, array, photometric="rgb", compression="zlib", tile=(32, 48))
     with tifffile.TiffFile(path) as file:
@@ -530,18 +504,9 @@ def test_eight_threads_read_at_once(tmp_path: Path, compression: Any) -> None:
 
 
 def test_strips_with_halos_decode_each_tile_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pipeline.formats.image.tiff.blocks import DecodedBlocks
-
-    monkeypatch.setattr("pipeline.formats.image.tiff.blocks._MANY_CORES", 1 << 20)  # else several tiles are one block
     array = pixels(256, 200)
     tifffile.imwrite(tmp_path / "a.tif", array, tile=(32, 32), compression="zlib")
-    decoded = []
-    decode = DecodedBlocks._decode
-    monkeypatch.setattr(
-        DecodedBlocks,
-        "_decode",
-        lambda self, page, memory, *place: (decoded.append(place), decode(self, page, memory, *place))[1],
-    )
+    decoded = decoded_tiles(monkeypatch)
     with FORMAT.open(tmp_path / "a.tif") as reader, ThreadPoolExecutor(4) as threads:
 
         def band(top: int) -> None:
@@ -551,25 +516,18 @@ def test_strips_with_halos_decode_each_tile_once(tmp_path: Path, monkeypatch: py
             assert_same_bits(out, array[region.slices])
 
         list(threads.map(band, range(0, 256, 10)))
-    assert len(decoded) == len(set(decoded)) == 8 * 7
+    assert len(decoded) == decoded.total() == 8 * 7
 
 
 def test_a_large_strip_counts_and_is_decoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the memory: an image in one strip is in memory as a whole while any of it is read."""
     from pipeline.codecs import block_cache
-    from pipeline.formats.image.tiff.blocks import DecodedBlocks
 
     monkeypatch.setattr(block_cache, "_SMALLEST_BYTES", 1000)
     array = pixels(256, 200)
     tifffile.imwrite(tmp_path / "large.tif", array, rowsperstrip=256, compression="zlib")
     tifffile.imwrite(tmp_path / "small.tif", array, rowsperstrip=2, compression="zlib")
-    decoded = []
-    decode = DecodedBlocks._decode
-    monkeypatch.setattr(
-        DecodedBlocks,
-        "_decode",
-        lambda self, page, memory, *place: (decoded.append(place), decode(self, page, memory, *place))[1],
-    )
+    decoded = decoded_tiles(monkeypatch)
     with FORMAT.open(tmp_path / "small.tif") as reader:
         assert reader.hold_at_most(100) == 100
     with FORMAT.open(tmp_path / "large.tif") as reader:
@@ -578,7 +536,7 @@ def test_a_large_strip_counts_and_is_decoded_once(tmp_path: Path, monkeypatch: p
         for row in range(256):
             reader.read(Region((row, 0), (row + 1, 200)), out)
             assert_same_bits(out, array[row : row + 1])
-    assert decoded == [(0, 0, 0)]
+    assert decoded == {(0, 0, 0, 0): 1}
 
 
 # Files that lie

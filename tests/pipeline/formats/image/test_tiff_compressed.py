@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from pipeline.errors import ParameterError
 from pipeline.formats.image.base import ImageHeader, Region, Storage
-from pipeline.formats.image.tiff import Tiff
+from pipeline.formats.image.tiff import Tiff, together
 from pipeline.storage.partial import Opening
 from tests.pipeline.formats.image.contract import Case, FormatContract, assert_same_bits, read_whole, samples
 
@@ -132,3 +132,31 @@ def test_sizes_of_tiles_that_tiff_does_not_hold_are_refused(tmp_path: Path, tile
     header = ImageHeader(shape=(64, 64), axes="YX", dtype=np.dtype("uint16"))
     with pytest.raises(ParameterError, match=f"--chunks {tile[0]}"):
         stored_as("zstd", tile).create(tmp_path / "a.tif", header)
+
+
+@pytest.mark.parametrize("compression", [*SCHEMES, "none"])
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "float32", "int64"])
+def test_tiles_written_together_and_alone_have_the_same_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compression: str, dtype: str
+) -> None:
+    header = ImageHeader(shape=(3, 70, 61, 2), axes="ZYXS", dtype=np.dtype(dtype))
+    array, files, left = samples(header), [], []
+    write_tiles_of = together.write_tiles_of
+
+    def counted(*given: Any) -> list[int]:
+        left.append(len(write_tiles_of(*given)))
+        return write_tiles_of(*given)
+
+    def none(file: Any, tiling: Any, header: Any, source: Any, tiles: Any, offsets: Any) -> list[int]:
+        return list(range(len(tiles)))
+
+    for name, how in (("together", counted), ("alone", none)):
+        monkeypatch.setattr(together, "write_tiles_of", how)
+        writer = stored_as(compression, (32,)).create(tmp_path / f"{name}.tif", header)
+        writer.write(Region((0, 0, 0, 0), (2, 70, 61, 2)), array[:2])
+        writer.write(Region((2, 0, 0, 0), (3, 70, 61, 2)), array[2:])
+        writer.publish()
+        files.append((tmp_path / f"{name}.tif").read_bytes())
+    assert files[0] == files[1]
+    assert left == [0, 0]
+    assert_same_bits(tifffile.imread(tmp_path / "together.tif"), array)

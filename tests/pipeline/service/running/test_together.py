@@ -154,6 +154,24 @@ def test_damaged_missing_and_other_files_run_alone_and_fail_alone(service):
     )
 
 
+def test_an_output_that_is_the_input_by_another_name_fails_alone(service):
+    for number in range(5):
+        service.image(number)
+    before = (service.data / "1.tif").read_bytes()
+    (service.data / "a1-1.tif").hardlink_to(service.data / "1.tif")
+    (service.data / "a1-2.tif.receipt.json").mkdir()
+    (service.data / "a1-3.tif").write_bytes(b"an older result")
+    jobs = service.array(5)
+    service.start()
+    done = service.wait(jobs)
+    for number in (0, 3, 4):
+        service.check(done[number])
+    assert "the input itself" in done[1].job.error
+    assert "is a folder where the receipt belongs" in done[2].job.error
+    assert (service.data / "1.tif").read_bytes() == before
+    assert service.runs[0] == 3
+
+
 def test_a_file_that_changes_while_they_run_fails_alone(service):
     for number in range(4):
         service.image(number)

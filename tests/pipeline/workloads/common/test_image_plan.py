@@ -13,54 +13,43 @@ import tifffile
 import zarr
 
 from pipeline.formats.image import Storage, open_image
-from pipeline.formats.image.tiff.blocks import DecodedBlocks
 from pipeline.formats.image.zarr.reader import ZarrReader
 from pipeline.workloads import JobSpec
 from pipeline.workloads.common.halo import read_with_borders
 from pipeline.workloads.common.image_plan import grown, plan_image
 from pipeline.workloads.protocol import Budget
 from pipeline.workloads.smoothing import SmoothingParameters
+from tests.pipeline.formats.image.decoded_tiles import decoded_tiles
 
 SHAPE = (5, 170, 330)
 BLOCK = 32
 BLOCKS = 5 * 6 * 11
-GROUPS = 5 * 6 * 4  # of three tiles side by side, and of two
 
 
 @pytest.mark.parametrize("planes", [0, 1])
 @pytest.mark.parametrize("threads", [1, 3])
-@pytest.mark.parametrize(
-    ("suffix", "many_cores", "method", "blocks"),
-    [("zarr", 5, "_decode", BLOCKS), ("tif", 1 << 20, "_decode", BLOCKS), ("tif", 1, "_decode_tiles", GROUPS)],
-)
+@pytest.mark.parametrize("suffix", ["zarr", "tif"])
 def test_each_block_is_decoded_once_however_many_chunks_touch_it(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     suffix: str,
-    many_cores: int,
-    method: str,
-    blocks: int,
     threads: int,
     planes: int,
 ) -> None:
-    """`planes`: of the halo before and after; with many cores, several tiles are one block."""
-    monkeypatch.setattr("pipeline.formats.image.tiff.blocks._MANY_CORES", many_cores)
-    monkeypatch.setattr("pipeline.formats.image.tiff.blocks._AT_ONCE_BYTES", 3 * BLOCK * BLOCK * 2)
+    """`planes`: of the halo before and after."""
     path, array = tmp_path / f"a.{suffix}", np.random.default_rng(1).integers(0, 999, SHAPE).astype(np.uint16)
     if suffix == "zarr":
         zarr.create_array(path, shape=SHAPE, dtype="u2", chunks=(1, BLOCK, BLOCK))[:] = array
-        kind: Any = ZarrReader
     else:
         tifffile.imwrite(path, array, tile=(BLOCK, BLOCK), compression="zlib", photometric="minisblack")
-        kind = DecodedBlocks
-    decoded: Counter[str] = Counter()
-    decode = getattr(kind, method)
+    decoded: Counter[Any] = decoded_tiles(monkeypatch)
+    decode = ZarrReader._decode
 
-    def counted(self: Any, *given: Any) -> Any:
-        decoded[repr([each if isinstance(each, int | tuple) else getattr(each, "index", "") for each in given])] += 1
-        return decode(self, *given)
+    def counted(self: ZarrReader, place: Any, memory: Any) -> Any:
+        decoded[place] += 1
+        return decode(self, place, memory)
 
-    monkeypatch.setattr(kind, method, counted)
+    monkeypatch.setattr(ZarrReader, "_decode", counted)
     spec = JobSpec(workload="smooth", input=path, output=tmp_path / "out.zarr", parameters=SmoothingParameters())
     with open_image(path) as reader, ThreadPoolExecutor(threads) as pool:
         halo = [(planes, planes), (4, 3), (3, 5)]
@@ -69,7 +58,7 @@ def test_each_block_is_decoded_once_however_many_chunks_touch_it(
         assert len(plan.chunks) > 20
         if threads == 1:  # several may be any number of chunks apart
             # Two rows of blocks, or two planes, and those in work: the least recently used would go too soon.
-            reader.hold_at_most([80_000, 330_000][planes] * BLOCKS // blocks)  # groups lie across chunks
+            reader.hold_at_most([80_000, 330_000][planes])
 
         def check(chunk: Any) -> None:
             region = grown(chunk.region, chunk.halo)
@@ -80,4 +69,4 @@ def test_each_block_is_decoded_once_however_many_chunks_touch_it(
 
         list(pool.map(check, plan.chunks))
     assert set(decoded.values()) == {1}
-    assert len(decoded) == blocks
+    assert len(decoded) == BLOCKS

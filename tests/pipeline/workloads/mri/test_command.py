@@ -83,7 +83,7 @@ def test_a_range_of_a_half_still_asks_for_the_matrix(folder, mri):
     write_npz(folder / "in.npz", scan()[0], scan()[1] / N, units=None, matrix=None)
     code, _, err = mri("in.npz", "out.npy")
     assert code == 2
-    assert "--matrix: in.npz states none, and cycles/pixel tell none: give the pixels" in err
+    assert "--matrix: in.npz states no matrix, and its trajectory in cycles/pixel implies none: give the pixels" in err
 
 
 def test_complex_values(folder, mri):
@@ -153,7 +153,7 @@ MISTAKES = [
         ("plain.npz", "out.nii", "--field-map", "plane.npy"),
         "--traj-units, --matrix and --dwell: plain.npz states no units nor pixels nor time between samples",
     ),
-    (("plain.npz", "out.nii", *UNITS), "--matrix: plain.npz states none"),
+    (("plain.npz", "out.nii", *UNITS), "--matrix: plain.npz states no matrix, and its trajectory in cycles/pixel"),
     (("in.h5", "out.nii", *UNITS, "--slices", "2"), "--slices 2: chooses none; in.h5 has 2, numbered 0 to 1"),
     (("in.h5", "out.nii", *UNITS, "--slices", "1-2"), "--slices: '1-2' is no range: write start:stop:step"),
     (("in.h5", "out.nii", *UNITS, "--slices", "1:3"), "--slices 1:3: chooses more than there are; in.h5 has 2"),

@@ -173,11 +173,11 @@ def test_bad_sorting_files_get_one_line(tmp_path, breathing):
         "state 1 of 3 has no readouts in slice 0; number the states from 0 without gaps": np.where(
             states == 1, 0, states
         ),
-        "state 0 of 0 has no readouts": np.full(SPOKES, -1),
+        "leaves every readout out": np.full(SPOKES, -1),
         "has 59 numbers, and slice 0, time 0 of .*in.npz has 60 readouts: one number": states[:-1],
         "holds float64": states * 1.0,
         "holds -2; states count from 0": states - 2,
-        "is of 2 slices; .*in.npz has 1": np.stack([states, states]),
+        "has 2 rows; give one, or one for each of the 1 slice of .*in.npz": np.stack([states, states]),
         r"holds int64 \(1, 1, 60\); whole numbers": states[None, None],
     }
     for message, array in bad.items():
@@ -203,7 +203,7 @@ def test_where_nothing_can_be_shared_the_option_is_refused(tmp_path, breathing):
     [
         ({"sorting": "s.npy", "frames": 5}, "--frames belongs to frames in time, and --sorting makes frames of motion"),
         ({"sorting": "s.txt"}, r"a file that ends with \.npy"),
-        ({"view_sharing": 3}, "--view_sharing belongs to --frames or --sorting"),
+        ({"view_sharing": 3}, "--view-sharing belongs to --frames or --sorting"),
     ],
 )
 def test_options_that_contradict_are_refused(options, message):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -13,7 +14,7 @@ from pipeline.errors import OutOfDeviceMemory
 from pipeline.workloads.mri import MriJob
 from pipeline.workloads.mri.memory import Problem, bytes_besides_maps, device_bytes
 from pipeline.workloads.mri.parameters import MriParameters
-from tests.pipeline.workloads.mri.mri_jobs import job, write_npz
+from tests.pipeline.workloads.mri.mri_jobs import job, volume, write_npz
 
 SMALL = Problem(shape=(256, 256), channels=12, at_once=12, points=65_536)
 CASES = {
@@ -53,9 +54,9 @@ def test_coils_a_few_at_a_time_and_maps_elsewhere_take_less():
 
 def test_coefficients_cost_kernels_for_each_pair():
     """Five coefficients of 128³: fifteen kernels of 256³ float32, twice as many for a complex basis."""
-    volume = Problem(shape=(128,) * 3, channels=12, at_once=12, points=10**6, times=100, coefficients=5)
+    cube = Problem(shape=(128,) * 3, channels=12, at_once=12, points=10**6, times=100, coefficients=5)
     asked = MriParameters(basis="/basis.npy", regularizer="llr")
-    real, both = (device_bytes(replace(volume, complex_basis=each), asked) for each in (False, True))
+    real, both = (device_bytes(replace(cube, complex_basis=each), asked) for each in (False, True))
     assert both - real == pytest.approx(1.1 * 15 * 4 * 256**3, rel=1e-6)
 
 
@@ -65,6 +66,13 @@ def test_a_plan_states_it(tmp_path):
     planned.job.close()
     assert said.startswith("at most ")
     assert said.endswith("iB besides the chunks")
+
+
+def test_a_plan_of_coils_in_parts_states_what_it_needs_at_least(tmp_path):
+    planned, _ = job(volume(tmp_path / "in.npz", coils=9), tmp_path / "out.npy", split="coils")
+    said = planned.describe()["image"]["gpu_memory"]
+    planned.job.close()
+    assert re.fullmatch(r"at most \S+ MiB besides the chunks, and at least \S+ MiB: coil maps are streamed .*", said)
 
 
 def noise(folder, shape, coils, readouts, count):

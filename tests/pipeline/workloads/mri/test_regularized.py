@@ -126,7 +126,7 @@ def test_progress_tells_objective_residual_and_iteration(tmp_path, few):
         ({"regularizer": "tv", "strength": "-1"}, "auto, or numbers above 0"),
         ({"regularizer": "tv", "strength": "nan"}, "auto, or numbers above 0"),
         ({"regularizer": "tv", "strength": "weak"}, "auto, or numbers above 0"),
-        ({"regularizer": "tv,l1-wavelet,llr", "strength": "1,2"}, "give one number, or 3"),
+        ({"regularizer": "tv,l1-wavelet,llr", "strength": "1,2"}, "2 numbers for 3 penalties; give one, or"),
         ({"regularizer": "l2"}, "l2 needs a number"),
         ({"regularizer": "tv,l2"}, "a number for each penalty instead of auto"),
         ({"regularizer": "tv", "method": "gridding"}, "--regularizer belongs to --method cg-sense"),

@@ -270,10 +270,19 @@ def test_coils_that_do_not_fit_come_in_turn_to_the_same_bits(tmp_path, cramped, 
 
 
 def test_room_that_is_missing_is_said(tmp_path, cramped, monkeypatch):
+    """What a GPU must hold in any case, before a sample is read."""
     source = volume(tmp_path / "a.npz", coils=9)
     cramped(7 * 8000)
-    with pytest.raises(OutOfDeviceMemory, match=r"split the coils over more GPUs"):
-        images(source, tmp_path / "out.npy", split="coils", density="none")
+    needed = (
+        r"at least \S+ MiB of GPU memory are needed, \S+ KiB of them for the images of the iterations, and .* free: "
+    )
+    with monkeypatch.context() as patch:
+        patch.setattr(NpzKSpace, "read", lambda *_: pytest.fail("samples are read"))
+        with pytest.raises(OutOfDeviceMemory, match=needed + "use a GPU with more memory, or --device cpu"):
+            images(source, tmp_path / "out.npy", split="coils", density="none")
+        options = {"frames": 10, "regularizer": "tv-time", "split": "coils", "density": "none"}
+        with pytest.raises(OutOfDeviceMemory, match="choose fewer than 4 frames or coefficients, use a GPU"):
+            images(source, tmp_path / "out.npy", **options)
     cramped(8 * 8000)
     np.save(tmp_path / "maps.npy", np.ones((9, 10, 10, 10)))
     options = {"sensitivities": str(tmp_path / "maps.npy"), "density": "none", "memory": 850 << 10}

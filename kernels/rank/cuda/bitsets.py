@@ -1,0 +1,103 @@
+"""The rank filter of boxes by bits over the sorted samples of a tile: arguments and launches of bitsets.cuh."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from dataclasses import astuple, dataclass
+from typing import Any
+
+from kernels.rank.cuda.gather import C_TYPES, constants
+from kernels.rank.task import Task
+from kernels.runtime.launch import blocks_of, kernel
+from kernels.smoothing.borders import MODES
+
+ROWS, GROUPS, DIGITS = 32, 8, 1 << 13  # of bitsets.cuh
+STATIC_BYTES = 2048  # at least those of the kernel's own arrays
+MAX_SIDE, MAX_GRID = (1 << 31) - 1, 65535  # of all axes; along y and z
+MIN_TAPS, MAX_ROWS, MAX_COLUMNS = 4, 33, 65  # of a window: counts fit bytes, samples of a tile 13 bits
+FLAT_ROWS, FLAT_COLUMNS = 8, 17  # moving windows are faster for windows with at most 8 rows and more than 17 columns
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A tile, by the kernel's parameters.
+
+    warps  : of a block
+    chunks : 32 samples each, for a line of the tile with its halo
+    across : results of a line
+    quads  : four words each, of the places of a group
+    """
+
+    warps: int
+    chunks: int
+    across: int
+    quads: int
+
+    def holds(self, taps_y: int, taps_x: int) -> bool:
+        """Whether a line's samples fit, and the places that results of such windows may have."""
+        columns = self.across + taps_x - 1
+        places = (ROWS + taps_y - 1) * columns - taps_y * taps_x + 1
+        return columns <= 32 * self.chunks and places <= 128 * self.quads * GROUPS
+
+    def shared_bytes(self, taps_y: int, taps_x: int, itemsize: int) -> int:
+        rows, columns, pitch = ROWS + taps_y - 1, self.across + taps_x - 1, 32 * self.chunks
+        sets = max((rows + columns) * (4 * self.quads * GROUPS + 4), DIGITS + 4 * 32 * self.warps)
+        places = 17 * 2 * pitch
+        counts = max(ROWS * (self.across + 1) * 4, places)
+        return 4 * (sets + places + counts + 2 * ROWS * (pitch + 1)) + rows * pitch * itemsize
+
+
+SHAPES = (Shape(16, 2, 48, 3), Shape(16, 2, 32, 3), Shape(16, 3, 32, 4))
+_NAMES = {name: C_TYPES[name] for name in ("uint8", "uint16", "int16")}
+
+
+def _entry(name: str, shape: Shape) -> str:
+    return f"rank_bitsets<{_NAMES[name]}, {', '.join(map(str, astuple(shape)))}>"
+
+
+ENTRIES = tuple(_entry(name, shape) for name in _NAMES for shape in SHAPES)
+
+
+class BitsetsTask(ctypes.Structure):
+    """struct BitsetsTask of bitsets.cuh."""
+
+    _fields_ = (
+        *((name, ctypes.c_longlong) for name in ("rows", "columns", "out_rows", "out_columns")),
+        *((name, ctypes.c_int) for name in ("first_y", "first_x", "mode_y", "mode_x", "taps_y", "taps_x")),
+        *((name, ctypes.c_int) for name in ("inner", "rank")),
+    )
+
+
+def applies(task: Task) -> bool:
+    planes, rows, columns = task.axes
+    return (
+        task.dtype.name in _NAMES
+        and task.footprint is None
+        and task.nodata is None
+        and planes.taps == 1
+        and MIN_TAPS <= rows.taps <= MAX_ROWS
+        and MIN_TAPS <= columns.taps <= MAX_COLUMNS
+        and (rows.taps > FLAT_ROWS or columns.taps <= FLAT_COLUMNS)
+        and task.planes * planes.length * task.inner <= MAX_GRID
+        and rows.out_length <= MAX_GRID * ROWS
+        and max(columns.length, math.prod(task.out_shape)) <= MAX_SIDE
+    )
+
+
+def run(image: Any, task: Task, out: Any, stream: Any) -> None:
+    planes, rows, columns = task.axes
+    shape = next(shape for shape in SHAPES if shape.holds(rows.taps, columns.taps))
+    bitsets = BitsetsTask(
+        rows=rows.length, columns=columns.length, out_rows=rows.out_length, out_columns=columns.out_length,
+        first_y=rows.first, first_x=columns.first, mode_y=MODES.index(rows.mode), mode_x=MODES.index(columns.mode),
+        taps_y=rows.taps, taps_x=columns.taps, inner=task.inner, rank=int(task.rank.of(task.samples)),
+    )  # fmt: skip
+    shared_bytes = shape.shared_bytes(rows.taps, columns.taps, task.dtype.itemsize)
+    found = kernel("rank", _entry(task.dtype.name, shape))
+    found.grant(shared_bytes + STATIC_BYTES)
+    found.launch(
+        (blocks_of(columns.out_length, shape.across), blocks_of(rows.out_length, ROWS),
+         task.planes * planes.length * task.inner),
+        (32 * shape.warps,), (image, out, bitsets, constants(task)[0]), shared_bytes=shared_bytes, stream=stream,
+    )  # fmt: skip

@@ -1,0 +1,322 @@
+"""Strips and tiles of one file, read and decoded or encoded and written by machine code: a thread's share is one call,
+which never holds the interpreter's lock.
+
+A block that gives an error is left to the caller, whose slower way names the fault. No decoder writes past the size
+that the file's tags declare.
+
+Sources: TIFF 6.0, section 14 (predictor 2); TIFF Technical Note 3 (predictor 3); libdeflate.h; zstd.h.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import carray
+from numba.core import types
+from numba.extending import intrinsic
+from numpy.typing import NDArray
+
+from kernels.runtime.compiled import compiled
+from pipeline.codecs.file_loops import DONE, LEFT, Memory, Table, call, copy_items, memcpy, pread, pwrite, take
+
+# Columns of a table with a row for each block. OFFSET: in the file, or the address of the encoded bytes; HEIGHT: rows
+# of pixels that are encoded; MEMORY: of the decoded block, 0 to use the thread's; HELD: whether it holds the block;
+# PART: the address of the part of the region's array; INSIDE: the byte of the block where the part begins. Of blocks to
+# write, OFFSET and LENGTH are where in the file their encoded bytes and the int64 number of these belong.
+OFFSET, LENGTH, HEIGHT, MEMORY, HELD, PART, INSIDE, EXTENTS = range(8)
+# Of a block, see `read_tiles`.
+WIDTH, SAMPLES, ITEMSIZE, PREDICTOR, SWAPPED = range(5)
+NO_PREDICTOR, OF_INTEGERS, OF_FLOATS = 1, 2, 3
+# Of a codec: its scheme, the addresses of functions that decode or encode, and that make and free what they need for
+# it, and the level of encoding.
+_SCHEME, _CALL, _NEW, _FREE, _LEVEL = range(5)
+_SCHEMES = _RAW, _DEFLATE, _ZSTD, _LZW, _PACKBITS = range(5)
+_DECODERS = {
+    "deflate": (_DEFLATE, "_deflate", "libdeflate_", ("zlib_decompress", "alloc_decompressor", "free_decompressor")),
+    "Zstandard": (_ZSTD, "_zstd", "ZSTD_", ("decompressDCtx", "createDCtx", "freeDCtx")),
+    "LZW": (_LZW, "_imcd", "imcd_", ("lzw_decode", "lzw_new", "lzw_del")),
+    "PackBits": (_PACKBITS, "_imcd", "imcd_", ("packbits_decode",)),
+}
+
+
+_ENCODERS = {
+    "deflate": (_DEFLATE, "_deflate", "libdeflate_", ("zlib_compress", "alloc_compressor", "free_compressor")),
+    "zstd": (_ZSTD, "_zstd", "ZSTD_", ("compressCCtx", "createCCtx", "freeCCtx")),
+    "lzw": (_LZW, "_imcd", "imcd_", ("lzw_encode",)),
+}
+
+
+def decoder(name: str) -> Table | None:
+    """A codec for `read_tiles`, in imagecodecs' libraries; None if they lack it. "none": uncompressed."""
+    return np.zeros(5, np.int64) if name == "none" else _codec(*_DECODERS[name])
+
+
+def encoder(name: str, level: int | None) -> Table | None:
+    """A codec for `write_tiles`, as `decoder`."""
+    if name == "none":
+        return np.zeros(5, np.int64)
+    found = _codec(*_ENCODERS[name])
+    return None if found is None else np.append(found[:_LEVEL], level or 0)
+
+
+@functools.cache
+def _codec(scheme: int, module: str, prefix: str, functions: tuple[str, ...]) -> Table | None:
+    found = np.zeros(5, np.int64)
+    # The module is loaded; its own libraries are searched too.
+    library = ctypes.CDLL(import_module(f"imagecodecs.{module}").__file__)
+    found[_SCHEME] = scheme
+    try:
+        for column, function in enumerate(functions, _CALL):
+            found[column] = ctypes.cast(library[prefix + function], ctypes.c_void_p).value or 0
+    except AttributeError:
+        return None
+    return found
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _pointer(context: Any, address: Any) -> Any:
+    def generate(_: Any, builder: Any, __: Any, given: Any) -> Any:
+        return builder.inttoptr(given[0], ir.IntType(8).as_pointer())
+
+    return types.voidptr(types.int64), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _swapped(context: Any, number: Any) -> Any:
+    """The number with its bytes in reverse order."""
+
+    def generate(_: Any, builder: Any, __: Any, given: Any) -> Any:
+        return builder.bswap(given[0])
+
+    return number(number), generate
+
+
+@compiled
+def _swap(samples: Any) -> None:
+    for number in range(len(samples)):
+        samples[number] = _swapped(samples[number])
+
+
+@compiled
+def _add_up(samples: Any, width: Any, step: Any) -> None:
+    """Undo differences between samples a `step` apart in rows of `width`."""
+    for row in range(0, len(samples), width):
+        if step == 1:
+            total = samples[row]
+            for number in range(row + 1, row + width):
+                total = np.uint64(total + samples[number])
+                samples[number] = total
+        else:
+            for number in range(row + step, row + width):
+                samples[number] += samples[number - step]
+
+
+@compiled
+def _join(planes: Any, data: Any, width: Any, step: Any, itemsize: Any) -> None:
+    """Undo the predictor of floats: of a row, the samples' highest bytes come first, then the next, as differences."""
+    _add_up(planes, width * itemsize, step)
+    for row in range(0, len(data), width * itemsize):
+        for byte in range(itemsize):
+            at = row + byte * width
+            for number in range(width):
+                data[row + number * itemsize + itemsize - 1 - byte] = planes[at + number]
+
+
+@compiled
+def _restore(data: Any, planes: Any, form: Any) -> None:
+    """Decoded bytes into samples in native order. `planes`: the bytes before the predictor of floats."""
+    width, step, itemsize = form[WIDTH] * form[SAMPLES], form[SAMPLES], form[ITEMSIZE]
+    if form[PREDICTOR] == OF_FLOATS:
+        _join(planes, data, width, step, itemsize)
+        return
+    if form[SWAPPED] and itemsize == 2:
+        _swap(data.view(np.uint16))
+    elif form[SWAPPED] and itemsize == 4:
+        _swap(data.view(np.uint32))
+    elif form[SWAPPED] and itemsize == 8:
+        _swap(data.view(np.uint64))
+    if form[PREDICTOR] != OF_INTEGERS:
+        return
+    if itemsize == 1:
+        _add_up(data, width, step)
+    elif itemsize == 2:
+        _add_up(data.view(np.uint16), width, step)
+    elif itemsize == 4:
+        _add_up(data.view(np.uint32), width, step)
+    else:
+        _add_up(data.view(np.uint64), width, step)
+
+
+@compiled
+def _decoded(codec: Any, state: Any, source: Any, length: Any, target: Any, nbytes: Any) -> Any:
+    """Decode exactly `nbytes`; returns whether they were there."""
+    if length == 0:
+        return False
+    if codec[_SCHEME] == _DEFLATE:
+        # Without a place for the number of bytes, another number is an error.
+        return np.int32(call(codec[_CALL], (state, source, length, target, nbytes, 0))) == 0
+    if codec[_SCHEME] == _ZSTD:
+        return call(codec[_CALL], (state, target, nbytes, source, length)) == nbytes
+    if codec[_SCHEME] == _LZW:
+        return call(codec[_CALL], (state, source, length, target, nbytes)) == nbytes
+    return call(codec[_CALL], (source, length, target, nbytes, 1)) == nbytes  # 1: between bytes of the target
+
+
+@compiled
+def _read_tile(
+    row: Any, descriptor: Any, codec: Any, state: Any, form: Any, strides: Any, samples: Any, planes: Any, encoded: Any
+) -> Any:
+    row_bytes, extents, memory = strides[1, 0], row[EXTENTS:], row[MEMORY]
+    if memory == 0:
+        memory = samples.ctypes.data
+    nbytes = row[HEIGHT] * row_bytes
+    if not row[HELD]:
+        first, last = 0, nbytes
+        if codec[_SCHEME] == _RAW:
+            first = row[INSIDE] // row_bytes * row_bytes
+            last = first + extents[0] * row_bytes
+            is_done = pread(descriptor, memory + first, last - first, row[OFFSET] + first) == last - first
+        else:
+            source, is_done = row[OFFSET], True
+            if descriptor >= 0:
+                source = encoded.ctypes.data
+                is_done = pread(descriptor, source, row[LENGTH], row[OFFSET]) == row[LENGTH]
+            target = planes.ctypes.data if form[PREDICTOR] == OF_FLOATS else memory
+            is_done = is_done and _decoded(codec, state, source, row[LENGTH], target, nbytes)
+        if not is_done:
+            return LEFT
+        data = carray(_pointer(memory + first), (last - first,), np.uint8)
+        _restore(data, planes[:nbytes], form)
+    copy_items(row[PART], strides[0], memory + row[INSIDE], strides[1], extents, form[ITEMSIZE])
+    return DONE
+
+
+@compiled
+def read_tiles(
+    next_row: Table, table: Table, ends: NDArray[np.int8], descriptor: int, codec: Table, form: Table, strides: Table,
+    samples: Memory, planes: Memory, encoded: Memory,
+) -> None:  # fmt: skip
+    """Read and decode blocks, and copy a part of each to the region's array, until the table has no further row.
+
+    next_row   : (1,), of all threads
+    ends       : becomes DONE for each block that is done
+    descriptor : of the file; -1: the encoded bytes are in memory
+    codec      : see `decoder`
+    form       : of a block: pixels and samples of a row, bytes of a sample, predictor, whether the bytes are swapped
+    strides    : (2, 3) in bytes, along rows, columns and samples: of the region's array and of a block
+    samples, planes, encoded : memory of the thread: a decoded block, one before the predictor of floats is undone, and
+                 the longest encoded block
+    """
+    state = np.int64(0)
+    if codec[_NEW]:
+        state = call(codec[_NEW], (0,))
+    while state or not codec[_NEW]:
+        number = take(next_row.ctypes.data)
+        if number >= len(table):
+            break
+        ends[number] = _read_tile(table[number], descriptor, codec, state, form, strides, samples, planes, encoded)
+    if state:
+        call(codec[_FREE], (state,))
+
+
+@compiled
+def _predict(samples: Any, planes: Any, width: Any, step: Any) -> None:
+    """Differences between samples a `step` apart in rows of `width`."""
+    for row in range(0, len(samples), width):
+        for number in range(row, row + step):
+            planes[number] = samples[number]
+        for number in range(row + step, row + width):
+            planes[number] = samples[number] - samples[number - step]
+
+
+@compiled
+def _split(data: Any, planes: Any, width: Any, step: Any, itemsize: Any) -> None:
+    """The predictor of floats, see `_join`."""
+    for row in range(0, len(data), width * itemsize):
+        for byte in range(itemsize):
+            at = row + byte * width
+            for number in range(width):
+                planes[at + number] = data[row + number * itemsize + itemsize - 1 - byte]
+        for number in range(row + width * itemsize - 1, row + step - 1, -1):
+            planes[number] -= planes[number - step]
+
+
+@compiled
+def _predicted(samples: Any, planes: Any, form: Any) -> Any:
+    """The bytes to encode."""
+    width, step, itemsize = form[WIDTH] * form[SAMPLES], form[SAMPLES], form[ITEMSIZE]
+    if form[PREDICTOR] == OF_FLOATS:
+        _split(samples, planes, width, step, itemsize)
+    elif form[PREDICTOR] != OF_INTEGERS:
+        return samples
+    elif itemsize == 1:
+        _predict(samples, planes, width, step)
+    elif itemsize == 2:
+        _predict(samples.view(np.uint16), planes.view(np.uint16), width, step)
+    elif itemsize == 4:
+        _predict(samples.view(np.uint32), planes.view(np.uint32), width, step)
+    else:
+        _predict(samples.view(np.uint64), planes.view(np.uint64), width, step)
+    return planes
+
+
+@compiled
+def _encoded(codec: Any, state: Any, source: Any, nbytes: Any, target: Any, room: Any) -> Any:
+    """The number of encoded bytes; none, or fewer, if that fails."""
+    if codec[_SCHEME] == _DEFLATE:
+        return call(codec[_CALL], (state, source, nbytes, target, room))
+    if codec[_SCHEME] == _ZSTD:
+        return call(codec[_CALL], (state, target, room, source, nbytes, codec[_LEVEL]))
+    return call(codec[_CALL], (source, nbytes, target, room))
+
+
+@compiled
+def _write(descriptor: Any, mapped: Any, offset: Any, source: Any, nbytes: Any) -> Any:
+    if offset + nbytes <= len(mapped):
+        memcpy(mapped.ctypes.data + offset, source, nbytes)
+        return True
+    return pwrite(descriptor, source, nbytes, offset) == nbytes
+
+
+@compiled
+def write_tiles(
+    next_row: Table, table: Table, ends: NDArray[np.int8], descriptor: int, mapped: Memory, codec: Table, form: Table,
+    strides: Table, samples: Memory, planes: Memory, encoded: Memory,
+) -> None:  # fmt: skip
+    """Encode blocks and write them, until the table has no further row; beyond their part of the region they are zero.
+
+    mapped : the file's bytes from the start that are mapped in memory
+
+    The others are as `read_tiles` has them.
+    """
+    state, length = np.int64(0), np.zeros(1, np.int64)
+    if codec[_NEW]:
+        state = call(codec[_NEW], (codec[_LEVEL],))
+    while state or not codec[_NEW]:
+        number = take(next_row.ctypes.data)
+        if number >= len(table):
+            break
+        row = table[number]
+        count = form[ITEMSIZE]
+        for extent in row[EXTENTS:]:
+            count *= extent
+        if count != len(samples):
+            samples[:] = 0
+        copy_items(samples.ctypes.data, strides[1], row[PART], strides[0], row[EXTENTS:], form[ITEMSIZE])
+        source = _predicted(samples, planes, form)
+        if codec[_SCHEME] != _RAW:
+            length[0] = _encoded(codec, state, source.ctypes.data, len(source), encoded.ctypes.data, len(encoded))
+            source = encoded
+        else:
+            length[0] = len(source)
+        if not 0 < length[0] <= len(source):
+            continue
+        if _write(descriptor, mapped, row[OFFSET], source.ctypes.data, length[0]):
+            ends[number] = _write(descriptor, mapped, row[LENGTH], length.ctypes.data, 8)
+    if state:
+        call(codec[_FREE], (state,))
