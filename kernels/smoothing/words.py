@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from kernels.smoothing.weights import EXACT_BITS, WEIGHT_ONE
 
-LEAST_RADIUS, MOST_RADIUS = 4, 30
+LEAST_RADIUS, LEAST_LONGER, MOST_RADIUS = 4, 9, 30  # of either axis, of the one that reaches farther, of both
 MOST_WEIGHT = 0.45  # u must fit two signed bytes
 MIDDLE = 1 << 15
 
@@ -34,8 +34,7 @@ def possible(dtype: np.dtype, halves: Sequence[tuple[float, ...]]) -> bool:
     """Whether Gaussians with these weights along two neighbouring axes are computed so."""
     words = dtype.kind in "ui" and dtype.itemsize == 2
     radii = [len(half) - 1 for half in halves]
-    # `fused` is nearly as fast as a copy where both reaches are 4.
-    in_reach = min(radii) >= LEAST_RADIUS and LEAST_RADIUS < max(radii) <= MOST_RADIUS
+    in_reach = min(radii) >= LEAST_RADIUS and LEAST_LONGER <= max(radii) <= MOST_RADIUS
     return words and in_reach and all(half[0] <= MOST_WEIGHT for half in halves)
 
 

@@ -21,7 +21,7 @@ WIDE_SHARE = 0.6
 TENSOR_START_CHUNKS = 4
 
 # words: the same.
-WORDS_START_CHUNKS = 2
+WORDS_START_CHUNKS = 8
 
 # tree: rows that a block could have filtered before its first; the tail of its bands (see TAIL) for windows
 # of more than 63 samples, and for others.

@@ -1,21 +1,10 @@
 // Gaussians of 16-bit samples along both axes at once, on tensor cores. Part of smoothing.cu.
 #pragma once
-#ifndef FAST_FETCH
-#define FAST_FETCH 2
-#endif
-#ifndef WRITE_EARLY
-#define WRITE_EARLY 1
-#endif
-#ifndef ONE_REST
-#define ONE_REST 0
-#endif
-#ifndef FAST_WRITE
-#define FAST_WRITE 1
-#endif
 
 #include "async_copy.cuh"
 #include "bands.cuh"
 #include "opaque.cuh"
+#include "pdl.cuh"
 #include "shifted.cuh"
 #include "cuda/tensor.cuh"
 
@@ -54,15 +43,15 @@ template <int CHANNELS, int RADIUS>
 struct Words {
     static constexpr int SEEN = (16 + 2 * RADIUS + 15) / 16;  // blocks of 16 positions that 16 neighbouring windows see
     static constexpr int ROWS_OF_A_WARP = SEEN > 3 ? 1 : 2;   // blocks of 16 rows
-    static constexpr int BANDS = CHANNELS == 1 ? 6 : CHANNELS == 2 || CHANNELS == 4 ? 3 : 2;  // warps one below the other
-    static constexpr int THREADS = 32 * CHANNELS * BANDS, BLOCKS = CHANNELS == 4 ? 1 : 2;    // blocks on a multiprocessor
+    // Warps one below the other, and blocks on a multiprocessor, as shared memory and registers allow.
+    static constexpr int BANDS = CHANNELS == 1 ? 6 : CHANNELS == 2 ? 3 : CHANNELS == 3 ? 2 : SEEN > 3 ? 3 : 1;
+    static constexpr int BLOCKS = CHANNELS < 4 ? 2 : SEEN > 3 ? 1 : 3, THREADS = 32 * CHANNELS * BANDS;
     static constexpr int BAND = 16 * ROWS_OF_A_WARP, ROWS = BAND * BANDS, SEEN_ROWS = ROWS + 16 * (SEEN - 1);
-    static constexpr int CHUNK = 16 * SEEN, GROUPS = CHUNK / 8;             // positions, and groups of 8
-    static constexpr int CHUNK_SAMPLES = CHUNK * CHANNELS, A_ROW = CHUNK_SAMPLES / 8;
-    static constexpr int PITCH = (CHUNK / 8 | 1) * 16;                       // bytes of a row of one channel
-    static constexpr int PLANES = CHANNELS * SEEN_ROWS * PITCH, SETS = 1;
-    static constexpr int STAGE = SEEN_ROWS * CHUNK_SAMPLES * 2;
-    static constexpr int SHARED_BYTES = SEEN_ROWS * 8 + STAGE + SETS * PLANES + CHANNELS * ROWS * PITCH;
+    static constexpr int CHUNK = 16 * SEEN, GROUPS = CHUNK / 8;         // positions, and groups of 8
+    static constexpr int VECTORS = GROUPS * CHANNELS;                   // in a row of a chunk, and one more if it is not aligned
+    static constexpr int PITCH = (GROUPS | 1) * 16;                     // bytes of a row of one channel
+    static constexpr int STAGE = SEEN_ROWS * (VECTORS + 1) * 16, PLANES = CHANNELS * SEEN_ROWS * PITCH;
+    static constexpr int SHARED_BYTES = SEEN_ROWS * 4 + STAGE + PLANES + CHANNELS * ROWS * PITCH;
 };
 
 // d += a b: a is 16 x 32, of signed bytes, b 32 x 8, of unsigned ones.
@@ -94,20 +83,38 @@ __device__ inline unsigned add_halves(unsigned a, unsigned b) {
     return sum;
 }
 
+// The last address at or below `at` that is a multiple of 16 bytes, and the samples between the two.
+template <typename Sample>
+__device__ inline const uint4* aligned_below(const Sample* at) {
+    return reinterpret_cast<const uint4*>(reinterpret_cast<unsigned long long>(at) / 16 * 16);
+}
+
+template <typename Sample>
+__device__ inline unsigned samples_past(const Sample* at) {
+    return static_cast<unsigned>(reinterpret_cast<unsigned long long>(at)) % 16 / sizeof(Sample);
+}
+
 // The samples of flat indices `first` and `second`, of which a word holds two.
 template <int SIZE>
 __device__ inline unsigned pair_of(const unsigned (&words)[SIZE], int first, int second) {
     return __byte_perm(words[first / 2], words[second / 2], (first % 2 ? 0x32 : 0x10) | (second % 2 ? 0x7600 : 0x5400));
 }
 
-// 8 positions of all channels, as they lie in memory.
-template <int CHANNELS>
-__device__ inline void load_vectors(unsigned (&words)[4 * CHANNELS], const unsigned char* from, int apart) {
+template <int SIZE>
+__device__ inline void load_vector(unsigned (&words)[SIZE], int at, const unsigned char* from) {
+    const uint4 vector = *reinterpret_cast<const uint4*>(from);
+    words[at] = vector.x, words[at + 1] = vector.y, words[at + 2] = vector.z, words[at + 3] = vector.w;
+}
+
+// Drops the first `count` samples (0 … 7) of all but the last four words.
+template <int SIZE>
+__device__ inline void drop_samples(unsigned (&words)[SIZE], unsigned count) {
 #pragma unroll
-    for (int i = 0; i < CHANNELS; ++i) {
-        const uint4 vector = *reinterpret_cast<const uint4*>(from + i * apart);
-        words[4 * i] = vector.x, words[4 * i + 1] = vector.y, words[4 * i + 2] = vector.z, words[4 * i + 3] = vector.w;
-    }
+    for (int i = 0; i < SIZE - 2; ++i) words[i] = count & 4 ? words[i + 2] : words[i];
+#pragma unroll
+    for (int i = 0; i < SIZE - 3; ++i) words[i] = count & 2 ? words[i + 1] : words[i];
+#pragma unroll
+    for (int i = 0; i < SIZE - 4; ++i) words[i] = count & 1 ? __byte_perm(words[i], words[i + 1], 0x5432) : words[i];
 }
 
 template <int CHANNELS, int RADIUS>
@@ -119,24 +126,21 @@ words(const unsigned short* __restrict__ in, unsigned short* __restrict__ out, P
     constexpr int SEEN = Shape::SEEN, CHUNK = Shape::CHUNK, PITCH = Shape::PITCH, HIGH = Shape::ROWS_OF_A_WARP;
     constexpr int SEEN_BLOCKS = SEEN + HIGH - 1;
     extern __shared__ __align__(16) unsigned char shared[];
-    long long* offsets = reinterpret_cast<long long*>(shared);  // of rows in the plane; -1: beyond the edge
-    unsigned char* stage = shared + Shape::SEEN_ROWS * 8;
+    int* rows = reinterpret_cast<int*>(shared);  // -1: beyond the edge
+    unsigned char* stage = shared + Shape::SEEN_ROWS * 4;
     unsigned char* planes = stage + Shape::STAGE;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = lane / 4, place = lane % 4;
     const int channel = warp % CHANNELS, band = warp / CHANNELS;
-    unsigned char* results = planes + Shape::SETS * Shape::PLANES + band * CHANNELS * Shape::BAND * PITCH;
+    unsigned char* results = planes + Shape::PLANES + band * CHANNELS * Shape::BAND * PITCH;
 
     const Place area = place_in_strips(blockIdx.x, picture);
     const Sample* in_plane = in + area.plane * picture.rows * picture.row_samples;
     const int y = area.band * Shape::ROWS, columns = picture.out_row_samples / CHANNELS;
     const int x_begin = tiles.begin(area.tile), x_end = min(tiles.begin(area.tile + 1), columns);
     const int first = y + picture.centre_y - RADIUS;
-    for (int i = threadIdx.x; i < Shape::SEEN_ROWS; i += Shape::THREADS) {
-        const int row = border_index(first + i, picture.rows, picture.mode_y);
-        offsets[i] = row < 0 ? -1 : row * static_cast<long long>(picture.row_samples);
-    }
-    const bool inside = first >= 0 && first + Shape::SEEN_ROWS <= picture.rows;
-    const Sample fill = static_cast<Sample>(picture.fill);
+    for (int i = threadIdx.x; i < Shape::SEEN_ROWS; i += Shape::THREADS)
+        rows[i] = border_index(first + i, picture.rows, picture.mode_y);
+    const unsigned fill = picture.fill * 0x10001u;
 
     // Left factors, down: the weights of the two bytes of rows k and k + 1 for result m, for the three sums of each result,
     // in units of 1, 2^-8 and 2^-16. Right factors, across: of positions k and k + 1 for result n; results are ordered so
@@ -164,92 +168,123 @@ words(const unsigned short* __restrict__ in, unsigned short* __restrict__ out, P
             upper[block][i / 2][i % 2] = opaque(weight(filter.h, from) | weight(filter.h, from + 1) << 16);
             lower[block][i / 2][i % 2] = opaque(weight(filter.l, from) | weight(filter.l, from + 1) << 16);
         }
+    grid_dependency_synchronize();
     __syncthreads();
 
-    // The chunk whose first position is `x`, into the stage.
-    const auto fetch = [&](int x) {
-        const int begin = x * CHANNELS;
-        const bool whole = x >= 0 && x + CHUNK <= picture.columns, copied = whole && inside && picture.aligned_in;
-        const bool padded = begin >= 8 && begin + Shape::CHUNK_SAMPLES + 8 <= picture.row_samples;
-        if (FAST_FETCH && copied) {
-            const Sample* from = in_plane + begin;
-#if FAST_FETCH == 2
-            constexpr int AT_ONCE = Shape::THREADS / Shape::A_ROW;
-            const int row = threadIdx.x / Shape::A_ROW;
-            if (row < AT_ONCE) {
-                const Sample* source = from + offsets[row] + threadIdx.x % Shape::A_ROW * 8;
-                const long long stride = AT_ONCE * static_cast<long long>(picture.row_samples);
-#pragma unroll
-                for (int i = 0; i < Shape::SEEN_ROWS; i += AT_ONCE, source += stride)
-                    if (i + AT_ONCE <= Shape::SEEN_ROWS || row + i < Shape::SEEN_ROWS)
-                        copy_16_bytes<256>(stage + (threadIdx.x + i * Shape::A_ROW) * 16, source);
+    // Rows that are not aligned are copied from the aligned address below on, unless they end there.
+    const int vectors = Shape::VECTORS + !picture.aligned_in, at_once = Shape::THREADS / vectors;
+    const int own_row = threadIdx.x / vectors < at_once ? threadIdx.x / vectors : Shape::SEEN_ROWS;
+    int x = 0;              // of the chunk in the stage
+    bool shifted_rows = false;  // whether rows of the stage begin with samples before those of the chunk
+    const auto start_of = [&](int row) { return in_plane + row * static_cast<long long>(picture.row_samples) + x * CHANNELS; };
+
+    // The chunk whose first position is `from`, into the stage.
+    const auto fetch = [&](int from) {
+        x = from;
+        const int begin = x * CHANNELS, end = begin + CHUNK * CHANNELS;
+        shifted_rows = !picture.aligned_in && begin >= 8 && end + 8 <= picture.row_samples;
+        if (shifted_rows || (picture.aligned_in && begin >= 0 && end <= picture.row_samples)) {
+#pragma unroll 4
+            for (int i = own_row; i < Shape::SEEN_ROWS; i += at_once) {
+                uint4* to = reinterpret_cast<uint4*>(stage) + i * vectors + threadIdx.x % vectors;
+                if (rows[i] >= 0)
+                    copy_16_bytes<256>(to, aligned_below(start_of(rows[i])) + threadIdx.x % vectors);
+                else *to = make_uint4(fill, fill, fill, fill);
             }
-#else
-#pragma unroll 1
-            for (int i = threadIdx.x; i < Shape::SEEN_ROWS * Shape::A_ROW; i += Shape::THREADS)
-                copy_16_bytes<256>(stage + i * 16, from + offsets[i / Shape::A_ROW] + i % Shape::A_ROW * 8);
-#endif
             return;
         }
 #pragma unroll 1
-        for (int i = threadIdx.x; i < Shape::SEEN_ROWS * Shape::A_ROW; i += Shape::THREADS) {
-            const long long offset = offsets[i / Shape::A_ROW];
-            const int at = i % Shape::A_ROW * 8;
-            Sample* to = reinterpret_cast<Sample*>(stage) + 8 * i;
-            const Sample* from = in_plane + offset + begin + at;
-            if (copied || (whole && picture.aligned_in && offset >= 0)) copy_16_bytes<256>(to, from);
-            else if (padded && offset >= 0) *reinterpret_cast<uint4*>(to) = load_anywhere(from);
-            else if (begin + at < picture.row_samples + (2 * RADIUS + 1) * CHANNELS)  // no window sees farther out
-#pragma unroll 1
-                for (int k = 0; k < 8; ++k) {
-                    const int position = border_index(x + (at + k) / CHANNELS, picture.columns, picture.mode_x);
-                    to[k] = offset < 0 || position < 0 ? fill : in_plane[offset + position * CHANNELS + (at + k) % CHANNELS];
-                }
+        for (int i = threadIdx.x; i < Shape::SEEN_ROWS * Shape::VECTORS; i += Shape::THREADS) {
+            const int row = i / Shape::VECTORS, at = i % Shape::VECTORS * 8;
+            if (begin + at >= picture.row_samples + (2 * RADIUS + 1) * CHANNELS) continue;  // no window sees farther out
+            unsigned word[4] = {};
+#pragma unroll
+            for (int k = 0; k < 8; ++k) {
+                const int position = border_index(x + (at + k) / CHANNELS, picture.columns, picture.mode_x);
+                const Sample* line = in_plane + rows[row] * static_cast<long long>(picture.row_samples);
+                const unsigned sample = rows[row] < 0 || position < 0 ? fill & 0xFFFF : line[position * CHANNELS + (at + k) % CHANNELS];
+                word[k / 2] |= sample << k % 2 * 16;
+            }
+            reinterpret_cast<uint4*>(stage)[row * vectors + at / 8] = make_uint4(word[0], word[1], word[2], word[3]);
         }
     };
 
     // The stage, channel by channel.
-    const auto split = [&](unsigned char* to) {
+    const auto split = [&] {
 #pragma unroll 1
         for (int i = threadIdx.x; i < Shape::SEEN_ROWS * Shape::GROUPS; i += Shape::THREADS) {
-            unsigned word[4 * CHANNELS];
-            load_vectors<CHANNELS>(word, stage + i * 16 * CHANNELS, 16);
-            unsigned char* row = to + i / Shape::GROUPS * PITCH + i % Shape::GROUPS * 16;
+            const int line = i / Shape::GROUPS, group = i % Shape::GROUPS;
+            const unsigned char* source = stage + (line * vectors + group * CHANNELS) * 16;
+            unsigned word[4 * CHANNELS + 4];
+#pragma unroll
+            for (int k = 0; k < CHANNELS; ++k) load_vector(word, 4 * k, source + 16 * k);
+            if (shifted_rows) {
+                load_vector(word, 4 * CHANNELS, source + 16 * CHANNELS);
+                drop_samples(word, samples_past(start_of(rows[line])));
+            }
 #pragma unroll
             for (int c = 0; c < CHANNELS; ++c) {
                 unsigned own[4];
 #pragma unroll
                 for (int k = 0; k < 4; ++k) own[k] = pair_of(word, 2 * k * CHANNELS + c, (2 * k + 1) * CHANNELS + c) ^ filter.middle;
-                *reinterpret_cast<uint4*>(row + c * Shape::SEEN_ROWS * PITCH) = make_uint4(own[0], own[1], own[2], own[3]);
+                *reinterpret_cast<uint4*>(planes + (c * Shape::SEEN_ROWS + line) * PITCH + group * 16) =
+                    make_uint4(own[0], own[1], own[2], own[3]);
             }
         }
     };
 
-    // The band's results of the chunk from position `x` on, to memory.
-    const auto write = [&](int x) {
-        const bool whole_write = picture.aligned_out && x + CHUNK <= x_end && y + Shape::ROWS <= picture.out_rows;
+    // The band's results of the chunk from position `from` on, to memory. A thread writes the whole vectors that begin at its
+    // 8 positions; the first and last of a row also write the samples before and behind those.
+    const auto write = [&](int from) {
+        const bool whole = picture.aligned_out && from + CHUNK <= x_end && y + Shape::ROWS <= picture.out_rows;
 #pragma unroll 1
         for (int i = threadIdx.x % (32 * CHANNELS); i < Shape::BAND * Shape::GROUPS; i += 32 * CHANNELS) {
-            const int row = i / Shape::GROUPS, at = x + i % Shape::GROUPS * 8, line = y + band * Shape::BAND + row;
-            if (!(FAST_WRITE && whole_write) && (line >= picture.out_rows || at >= x_end)) continue;
-            unsigned own[4 * CHANNELS], word[4 * CHANNELS];
-            load_vectors<CHANNELS>(own, results + row * PITCH + i % Shape::GROUPS * 16, Shape::BAND * PITCH);
+            const int row = i / Shape::GROUPS, group = i % Shape::GROUPS, at = from + group * 8, line = y + band * Shape::BAND + row;
+            if (!whole && (line >= picture.out_rows || at >= x_end)) continue;
+            const unsigned char* source = results + row * PITCH + group * 16;
+            unsigned own[4 * CHANNELS], word[4 * CHANNELS + 4];
+#pragma unroll
+            for (int c = 0; c < CHANNELS; ++c) load_vector(own, 4 * c, source + c * Shape::BAND * PITCH);
 #pragma unroll
             for (int k = 0; k < 4 * CHANNELS; ++k) {
                 const int one = 2 * k, other = 2 * k + 1;
                 word[k] = filter.middle ^ pair_of(own, 8 * (one % CHANNELS) + one / CHANNELS, 8 * (other % CHANNELS) + other / CHANNELS);
             }
             Sample* to = out + (area.plane * picture.out_rows + line) * picture.out_row_samples + at * CHANNELS;
-            if ((FAST_WRITE && whole_write) || (picture.aligned_out && at + 8 <= x_end)) {
+            if (whole) {
 #pragma unroll
                 for (int k = 0; k < CHANNELS; ++k)
                     store_16_bytes(to + 8 * k, make_uint4(word[4 * k], word[4 * k + 1], word[4 * k + 2], word[4 * k + 3]));
-            } else {
-                const int samples = (x_end - at) * CHANNELS;
-#pragma unroll
-                for (int k = 0; k < 8 * CHANNELS; ++k)
-                    if (k < samples) to[k] = static_cast<Sample>(word[k / 2] >> k % 2 * 16);
+                continue;
             }
+            const int before = (8 - samples_past(to)) % 8;
+            int count = min(8, x_end - at) * CHANNELS;
+            if (group == 0)
+#pragma unroll
+                for (int k = 0; k < 7; ++k)
+                    if (k < min(before, count)) to[k] = static_cast<Sample>(word[k / 2] >> k % 2 * 16);
+            if (before > 0) {
+                if (group + 1 < Shape::GROUPS) {  // the last vector ends in the next thread's positions
+                    count += min(before, max(x_end - at - 8, 0) * CHANNELS);
+#pragma unroll
+                    for (int k = 0; k < 8; ++k) {
+                        const unsigned char* next = source + 16 + k % CHANNELS * Shape::BAND * PITCH + k / CHANNELS * 2;
+                        const unsigned sample = *reinterpret_cast<const Sample*>(next) << k % 2 * 16;
+                        word[4 * CHANNELS + k / 2] = k % 2 ? word[4 * CHANNELS + k / 2] | sample : sample;
+                    }
+#pragma unroll
+                    for (int k = 0; k < 4; ++k) word[4 * CHANNELS + k] ^= filter.middle;
+                }
+                drop_samples(word, before);
+            }
+#pragma unroll
+            for (int v = 0; v < CHANNELS; ++v)
+                if (before + 8 * v + 8 <= count)
+                    store_16_bytes(to + before + 8 * v, make_uint4(word[4 * v], word[4 * v + 1], word[4 * v + 2], word[4 * v + 3]));
+                else
+#pragma unroll
+                    for (int k = 8 * v; k < 8 * v + 8; ++k)
+                        if (before + k < count) to[before + k] = static_cast<Sample>(word[k / 2] >> k % 2 * 16);
         }
     };
 
@@ -302,11 +337,11 @@ words(const unsigned short* __restrict__ in, unsigned short* __restrict__ out, P
                     const unsigned(&seen)[2][4] = blocks[(oldest + block) % SEEN][high];
                     multiply_add(upper_sum, seen[0], upper[block][part][0], upper[block][part][1]);
                     multiply_add(lower_sum, seen[0], lower[block][part][0], lower[block][part][1]);
-                    multiply_add(ONE_REST ? lower_sum : rest, seen[1], upper[block][part][0], upper[block][part][1]);
+                    multiply_add(rest, seen[1], upper[block][part][0], upper[block][part][1]);
                 }
 #pragma unroll
                 for (int i = 0; i < 4; ++i) {
-                    const float sum = fma_rn((ONE_REST ? lower_sum[i] : lower_sum[i] + rest[i]), 0x1p-11f, upper_sum[i]);
+                    const float sum = fma_rn(lower_sum[i] + rest[i], 0x1p-11f, upper_sum[i]);
                     bits[i / 2][2 * part + i % 2] = __float_as_uint(fma_rn(sum, 0x1p16f, 12582912.0f + 32800.0f));
                 }
             }
@@ -317,58 +352,33 @@ words(const unsigned short* __restrict__ in, unsigned short* __restrict__ out, P
         }
     };
 
-    constexpr bool TWO = Shape::SETS == 2;
-    int x = x_begin + picture.centre_x / CHANNELS - RADIUS - 16;  // of the chunk in the stage
-    unsigned set = 0;                                             // of planes that hold the chunk being summed
-    const auto next_chunk = [&] {
-        x += CHUNK;
-        if (x < x_end + picture.centre_x / CHANNELS + RADIUS) fetch(x);
-    };
-    fetch(x);
+    fetch(x_begin + picture.centre_x / CHANNELS - RADIUS - 16);
     wait_for_copies();
     __syncthreads();
-    split(planes);
+    split();
     __syncthreads();
+    const auto next_chunk = [&] {
+        if (x + CHUNK < x_end + picture.centre_x / CHANNELS + RADIUS) fetch(x + CHUNK);
+    };
     next_chunk();
 #pragma unroll
     for (int block = 1; block < SEEN; ++block) sum_down(blocks[block - 1], 32 * block);
-    if (TWO) {
-        wait_for_copies();
-        __syncthreads();
-        split(planes + Shape::PLANES);
-        __syncthreads();
-        set = Shape::PLANES;
-        next_chunk();
-    }
 #pragma unroll 1
     for (int at = x_begin; at < x_end; at += CHUNK) {
         wait_for_copies();
         __syncthreads();
-        split(planes + (TWO ? Shape::PLANES - set : 0));
-        if (WRITE_EARLY && at > x_begin) write(at - CHUNK);
-        if (!TWO) {
-            __syncthreads();
-            next_chunk();
-        }
+        split();
+        if (at > x_begin) write(at - CHUNK);
+        __syncthreads();
+        next_chunk();
 #pragma unroll
         for (int block = 0; block < SEEN; ++block) {
-            sum_down(blocks[(SEEN - 1 + block) % SEEN], set + 32 * block);
+            sum_down(blocks[(SEEN - 1 + block) % SEEN], 32 * block);
             sum_across(block);
-            if (TWO && block == 0) {
-                __syncthreads();
-                next_chunk();
-            }
         }
-        if (TWO) set = Shape::PLANES - set;
-        if (WRITE_EARLY) continue;
-        if constexpr (CHANNELS > 1) asm volatile("bar.sync %0, %1;" ::"r"(1 + band), "n"(32 * CHANNELS) : "memory");
-        else __syncwarp();
-        write(at);
     }
-    if (WRITE_EARLY) {
-        __syncthreads();
-        write(x_begin + (x_end - x_begin - 1) / CHUNK * CHUNK);
-    }
+    __syncthreads();
+    write(x_begin + (x_end - x_begin - 1) / CHUNK * CHUNK);
 }
 
 struct WordsWeights {

@@ -68,6 +68,7 @@ def run(image: Any, windows: Sequence[Window], cval: float, out: Any, stream: An
         (image, out, picture, _filter(image.dtype, windows), tiles),
         shared_bytes=strip.shared_bytes,
         stream=stream,
+        dependent_launch=True,
     )
 
 
@@ -90,13 +91,13 @@ class _Strip:
     def __init__(self, view: View, radius: int) -> None:
         channels = view.channels
         self.chunk = up_to(16 + 2 * radius, 16)  # positions that it fetches and writes at once
-        few = self.chunk <= 48  # windows see few blocks: more rows, and two sets of planes
-        bands = {1: 6, 2: 3, 3: 2, 4: 3}[channels]
-        self.rows = (32 if few else 16) * bands
-        self.threads, self.blocks = 32 * channels * bands, 1 if channels == 4 else 2
-        seen, pitch = self.rows + self.chunk - 16, (self.chunk // 8 | 1) * 16
-        planes = seen + self.rows
-        self.shared_bytes = seen * 8 + seen * self.chunk * channels * 2 + planes * channels * pitch
+        near = self.chunk <= 48  # windows see few blocks
+        bands = {1: 6, 2: 3, 3: 2, 4: 1 if near else 3}[channels]
+        self.rows = (32 if near else 16) * bands
+        self.threads, self.blocks = 32 * channels * bands, {4: 3 if near else 1}.get(channels, 2)
+        seen, vectors = self.rows + self.chunk - 16, self.chunk // 8 * channels
+        planes = (seen + self.rows) * channels
+        self.shared_bytes = seen * 4 + seen * (vectors + 1) * 16 + planes * (self.chunk // 8 | 1) * 16
 
 
 def _radius(windows: Sequence[Window]) -> int:
