@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.smoothing import DTYPES, MODES, box, gaussian
-from kernels.smoothing import words
+from kernels.smoothing import DTYPES, MODES, box, gaussian, words
 from kernels.smoothing.borders import border_indices
 from kernels.smoothing.window import Window, box_window, gaussian_windows
 

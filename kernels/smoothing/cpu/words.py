@@ -1,5 +1,5 @@
-"""Gaussians of 16-bit images along two neighbouring axes, one tile at a time, in pairs of 16-bit integers: the definition
-is in kernels/smoothing/words.py.
+"""Gaussians of 16-bit images along two neighbouring axes, one tile at a time, in pairs of 16-bit integers.
+kernels/smoothing/words.py has the definition.
 
 A word of the scratch array holds a pair: x - 2**15 and x >> 8 of a sample, or a and b of a sum down the rows. One
 instruction multiplies the pairs of a vector of words by a pair of weights each, and adds the products.
@@ -111,7 +111,17 @@ def words_tile(
                 _sum_down(scratch, i, down, seen, row_weights, rows.taps, row_start)
             for i in range(0, count, LANES // 2):
                 _sum_across(
-                    scratch, i, across, lower, below, above, column_weights, column_lower, radius, column_start, lower_start
+                    scratch,
+                    i,
+                    across,
+                    lower,
+                    below,
+                    above,
+                    column_weights,
+                    column_lower,
+                    radius,
+                    column_start,
+                    lower_start,
                 )
             at = ((plane * rows.out_length + y) * columns.out_length + tile.x0) * channels
             _finish(scratch, across, lower, MAGIC + np.float32(middle), out, at, count)
@@ -144,7 +154,9 @@ class _Vectors:
         return self.builder.load(address(self.context, self.builder, array_type, array, at))
 
     def pointer(self, array_type: Any, array: Any, at: Any) -> Any:
-        return self.builder.bitcast(address(self.context, self.builder, array_type, array, at), ir.PointerType(self.words))
+        return self.builder.bitcast(
+            address(self.context, self.builder, array_type, array, at), ir.PointerType(self.words)
+        )
 
     def load(self, array_type: Any, array: Any, at: Any) -> Any:
         return self.builder.load(self.pointer(array_type, array, at), align=4)
@@ -182,9 +194,7 @@ class _Vectors:
 
 
 @generated
-def _sum_down(
-    _typing: Any, array: Any, i: Any, to: Any, rows: Any, weights: Any, taps: Any, start: Any
-) -> Any:
+def _sum_down(_typing: Any, array: Any, i: Any, to: Any, rows: Any, weights: Any, taps: Any, start: Any) -> Any:
     """LANES sums V of words i … of the rows, as pairs (a, b) in the row `to`."""
 
     def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -219,8 +229,8 @@ def _sum_across(
     start: Any,
     lower_start: Any,
 ) -> Any:
-    """LANES / 2 sums A and B of words i … along the row. Pairs at one distance have the same weights and are added first,
-    which does not carry from one half to the other."""
+    """LANES / 2 sums A and B of words i … along the row. Pairs at one distance have the same weights and are added
+    first, which does not carry from one half to the other."""
 
     def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         vectors = _Vectors(context, builder, LANES // 2)

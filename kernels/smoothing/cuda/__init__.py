@@ -13,7 +13,20 @@ import numpy as np
 
 from kernels.runtime.launch import Repeat, on_stream, record
 from kernels.smoothing import decimated
-from kernels.smoothing.cuda import far, fused, ladder, passes, resample, running, streamed, sweep, tensor, tree, wide, words
+from kernels.smoothing.cuda import (
+    far,
+    fused,
+    ladder,
+    passes,
+    resample,
+    running,
+    streamed,
+    sweep,
+    tensor,
+    tree,
+    wide,
+    words,
+)
 from kernels.smoothing.window import MAX_TAPS, Window, result_dtype
 
 # The contract fixes every rounding, so the compiler must not contract multiplications and additions.

@@ -1,4 +1,4 @@
-"""Gaussians of 16-bit samples along two neighbouring axes, kernels of words.cuh: when they apply, and their launches."""
+"""Gaussians of 16-bit samples along two neighbouring axes, kernels of words.cuh: when they apply, their launches."""
 
 from __future__ import annotations
 
@@ -78,7 +78,12 @@ def run_gather(image: Any, windows: Sequence[Window], cval: float, out: Any, str
     middle, fill = _middle(image.dtype), int(cval) & 0xFFFF
     for entry, step, value, weights in (
         ("words_down", down, ctypes.c_ushort(fill), WordsWeights(bias=first.bias, middle=middle)),
-        ("words_across", across, ctypes.c_uint(words.sum_of_constant(fill ^ middle, first)), WordsWeights(middle=middle)),
+        (
+            "words_across",
+            across,
+            ctypes.c_uint(words.sum_of_constant(fill ^ middle, first)),
+            WordsWeights(middle=middle),
+        ),
     ):
         upper, lower = (first.upper, first.lower) if step is down else (second.upper, second.lower)
         weights.upper[: upper.size], weights.lower[: lower.size] = upper.tolist(), lower.tolist()

@@ -33,7 +33,15 @@ def test_both_variants_match_the_cpu_bit_by_bit(
         shape = (rows, columns) if channels == 1 else (2, rows, columns, channels)
         axes = (0, 1) if channels == 1 else (1, 2)
         content = ("random", "extreme", "checkerboard")[index % 3]
-        case = Case(shape=shape, dtype=dtype, axes=axes, sigmas=sigmas, modes=modes, cval=-6 * (dtype == "int16"), content=content)
+        case = Case(
+            shape=shape,
+            dtype=dtype,
+            axes=axes,
+            sigmas=sigmas,
+            modes=modes,
+            cval=-6 * (dtype == "int16"),
+            content=content,
+        )
         image, windows = cupy.asarray(case.image()), case.windows()
         assert windows[0].words
         expected = case.apply(case.image())
@@ -51,7 +59,9 @@ def test_pointers_of_any_alignment(cupy: Any, channels: int, offset: int) -> Non
         shape=(97, 320, channels), dtype="uint16", axes=(0, 1), sigmas=(4.0, 4.0), modes=("reflect",) * 2
     ).image()
     for source, target in ((offset, 0), (0, offset), (offset, offset)):
-        moved, out = (cupy.zeros(image.size + 16, "uint16")[at : at + image.size].reshape(image.shape) for at in (source, target))
+        moved, out = (
+            cupy.zeros(image.size + 16, "uint16")[at : at + image.size].reshape(image.shape) for at in (source, target)
+        )
         moved[...] = cupy.asarray(image)
         gaussian(moved, 4.0, channel_axis=2, out=out)
         np.testing.assert_array_equal(cupy.asnumpy(out), gaussian(image, 4.0, channel_axis=2))
