@@ -68,7 +68,7 @@ def sum_of_constant(x: int, weights: FirstWeights) -> int:
 
 
 def _units(half: Sequence[float]) -> Integers:
-    return np.rint(np.array(half) * WEIGHT_ONE).astype(np.int64)
+    return np.asarray(np.rint(np.array(half) * WEIGHT_ONE), np.int64)
 
 
 @lru_cache(maxsize=64)

@@ -262,6 +262,13 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType(
             run=words.run_gather,
             words=True,
         ),
+        "words_apart": Variant(
+            summary="the same by `words`, on a copy whose channels are apart",
+            entries=words.ENTRIES[:: fused.MAX_CHANNELS],
+            run=words.run_apart,
+            applies=words.applies_apart,
+            words=True,
+        ),
         "words": Variant(
             summary="the same, both axes in one kernel, by exact products on tensor cores",
             entries=words.ENTRIES,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -70,6 +72,31 @@ def run(image: Any, windows: Sequence[Window], cval: float, out: Any, stream: An
         stream=stream,
         dependent_launch=True,
     )
+
+
+def applies_apart(shape: tuple[int, ...], dtype: np.dtype[Any], windows: Sequence[Window]) -> bool:
+    y = windows[0].axis
+    inner = (math.prod(shape[y + 2 :]),)
+    return applies((*shape[:y], *inner, *shape[y : y + 2]), dtype, _behind_channels(windows))
+
+
+def run_apart(image: Any, windows: Sequence[Window], cval: float, out: Any, stream: Any) -> None:
+    """`run` on a copy whose channels are apart, if a block has no room for all of them."""
+    import cupy
+
+    y = windows[0].axis
+
+    def apart(array: Any) -> Any:
+        return cupy.moveaxis(array.reshape(*array.shape[: y + 2], -1), -1, y)
+
+    samples, results = cupy.ascontiguousarray(apart(image)), apart(out)
+    smoothed = cupy.empty(results.shape, out.dtype)
+    run(samples, _behind_channels(windows), cval, smoothed, stream)
+    results[...] = smoothed
+
+
+def _behind_channels(windows: Sequence[Window]) -> list[Window]:
+    return [replace(window, axis=window.axis + 1) for window in windows]
 
 
 def run_gather(image: Any, windows: Sequence[Window], cval: float, out: Any, stream: Any) -> None:
