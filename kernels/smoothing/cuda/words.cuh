@@ -174,7 +174,7 @@ words(const unsigned short* __restrict__ in, unsigned short* __restrict__ out, P
     // Rows that are not aligned are copied from the aligned address below on, unless they end there.
     const int vectors = Shape::VECTORS + !picture.aligned_in, at_once = Shape::THREADS / vectors;
     const int own_row = threadIdx.x / vectors < at_once ? threadIdx.x / vectors : Shape::SEEN_ROWS;
-    int x = 0;              // of the chunk in the stage
+    int x = 0;                  // of the chunk in the stage
     bool shifted_rows = false;  // whether rows of the stage begin with samples before those of the chunk
     const auto start_of = [&](int row) { return in_plane + row * static_cast<long long>(picture.row_samples) + x * CHANNELS; };
 
@@ -187,8 +187,7 @@ words(const unsigned short* __restrict__ in, unsigned short* __restrict__ out, P
 #pragma unroll 4
             for (int i = own_row; i < Shape::SEEN_ROWS; i += at_once) {
                 uint4* to = reinterpret_cast<uint4*>(stage) + i * vectors + threadIdx.x % vectors;
-                if (rows[i] >= 0)
-                    copy_16_bytes<256>(to, aligned_below(start_of(rows[i])) + threadIdx.x % vectors);
+                if (rows[i] >= 0) copy_16_bytes<256>(to, aligned_below(start_of(rows[i])) + threadIdx.x % vectors);
                 else *to = make_uint4(fill, fill, fill, fill);
             }
             return;
@@ -196,14 +195,14 @@ words(const unsigned short* __restrict__ in, unsigned short* __restrict__ out, P
 #pragma unroll 1
         for (int i = threadIdx.x; i < Shape::SEEN_ROWS * Shape::VECTORS; i += Shape::THREADS) {
             const int row = i / Shape::VECTORS, at = i % Shape::VECTORS * 8;
+            const Sample* line = in_plane + rows[row] * static_cast<long long>(picture.row_samples);
             if (begin + at >= picture.row_samples + (2 * RADIUS + 1) * CHANNELS) continue;  // no window sees farther out
             unsigned word[4] = {};
 #pragma unroll
             for (int k = 0; k < 8; ++k) {
                 const int position = border_index(x + (at + k) / CHANNELS, picture.columns, picture.mode_x);
-                const Sample* line = in_plane + rows[row] * static_cast<long long>(picture.row_samples);
-                const unsigned sample = rows[row] < 0 || position < 0 ? fill & 0xFFFF : line[position * CHANNELS + (at + k) % CHANNELS];
-                word[k / 2] |= sample << k % 2 * 16;
+                const bool beyond = rows[row] < 0 || position < 0;
+                word[k / 2] |= (beyond ? fill & 0xFFFF : line[position * CHANNELS + (at + k) % CHANNELS]) << k % 2 * 16;
             }
             reinterpret_cast<uint4*>(stage)[row * vectors + at / 8] = make_uint4(word[0], word[1], word[2], word[3]);
         }
@@ -226,7 +225,8 @@ words(const unsigned short* __restrict__ in, unsigned short* __restrict__ out, P
             for (int c = 0; c < CHANNELS; ++c) {
                 unsigned own[4];
 #pragma unroll
-                for (int k = 0; k < 4; ++k) own[k] = pair_of(word, 2 * k * CHANNELS + c, (2 * k + 1) * CHANNELS + c) ^ filter.middle;
+                for (int k = 0; k < 4; ++k)
+                    own[k] = filter.middle ^ pair_of(word, 2 * k * CHANNELS + c, (2 * k + 1) * CHANNELS + c);
                 *reinterpret_cast<uint4*>(planes + (c * Shape::SEEN_ROWS + line) * PITCH + group * 16) =
                     make_uint4(own[0], own[1], own[2], own[3]);
             }
@@ -239,7 +239,8 @@ words(const unsigned short* __restrict__ in, unsigned short* __restrict__ out, P
         const bool whole = picture.aligned_out && from + CHUNK <= x_end && y + Shape::ROWS <= picture.out_rows;
 #pragma unroll 1
         for (int i = threadIdx.x % (32 * CHANNELS); i < Shape::BAND * Shape::GROUPS; i += 32 * CHANNELS) {
-            const int row = i / Shape::GROUPS, group = i % Shape::GROUPS, at = from + group * 8, line = y + band * Shape::BAND + row;
+            const int row = i / Shape::GROUPS, group = i % Shape::GROUPS;
+            const int at = from + group * 8, line = y + band * Shape::BAND + row;
             if (!whole && (line >= picture.out_rows || at >= x_end)) continue;
             const unsigned char* source = results + row * PITCH + group * 16;
             unsigned own[4 * CHANNELS], word[4 * CHANNELS + 4];
@@ -248,13 +249,15 @@ words(const unsigned short* __restrict__ in, unsigned short* __restrict__ out, P
 #pragma unroll
             for (int k = 0; k < 4 * CHANNELS; ++k) {
                 const int one = 2 * k, other = 2 * k + 1;
-                word[k] = filter.middle ^ pair_of(own, 8 * (one % CHANNELS) + one / CHANNELS, 8 * (other % CHANNELS) + other / CHANNELS);
+                const int first_at = 8 * (one % CHANNELS) + one / CHANNELS, second_at = 8 * (other % CHANNELS) + other / CHANNELS;
+                word[k] = filter.middle ^ pair_of(own, first_at, second_at);
             }
+            const auto vector = [&](int k) { return make_uint4(word[4 * k], word[4 * k + 1], word[4 * k + 2], word[4 * k + 3]); };
+            const auto single = [&](int k) { return static_cast<Sample>(word[k / 2] >> k % 2 * 16); };
             Sample* to = out + (area.plane * picture.out_rows + line) * picture.out_row_samples + at * CHANNELS;
             if (whole) {
 #pragma unroll
-                for (int k = 0; k < CHANNELS; ++k)
-                    store_16_bytes(to + 8 * k, make_uint4(word[4 * k], word[4 * k + 1], word[4 * k + 2], word[4 * k + 3]));
+                for (int k = 0; k < CHANNELS; ++k) store_16_bytes(to + 8 * k, vector(k));
                 continue;
             }
             const int before = (8 - samples_past(to)) % 8;
@@ -262,7 +265,7 @@ words(const unsigned short* __restrict__ in, unsigned short* __restrict__ out, P
             if (group == 0)
 #pragma unroll
                 for (int k = 0; k < 7; ++k)
-                    if (k < min(before, count)) to[k] = static_cast<Sample>(word[k / 2] >> k % 2 * 16);
+                    if (k < min(before, count)) to[k] = single(k);
             if (before > 0) {
                 if (group + 1 < Shape::GROUPS) {  // the last vector ends in the next thread's positions
                     count += min(before, max(x_end - at - 8, 0) * CHANNELS);
@@ -279,12 +282,11 @@ words(const unsigned short* __restrict__ in, unsigned short* __restrict__ out, P
             }
 #pragma unroll
             for (int v = 0; v < CHANNELS; ++v)
-                if (before + 8 * v + 8 <= count)
-                    store_16_bytes(to + before + 8 * v, make_uint4(word[4 * v], word[4 * v + 1], word[4 * v + 2], word[4 * v + 3]));
+                if (before + 8 * v + 8 <= count) store_16_bytes(to + before + 8 * v, vector(v));
                 else
 #pragma unroll
                     for (int k = 8 * v; k < 8 * v + 8; ++k)
-                        if (before + k < count) to[before + k] = static_cast<Sample>(word[k / 2] >> k % 2 * 16);
+                        if (before + k < count) to[before + k] = single(k);
         }
     };
 
