@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache, cached_property
+from importlib import import_module
 from pathlib import Path
 from types import CodeType
 from typing import Any, TypeVar, cast
@@ -39,6 +40,8 @@ if "scipy.linalg" not in sys.modules:
         import numba.np.arraymath
     finally:
         numba.np.linalg.ensure_blas = _find
+# It registers types. Later, in a thread's first call, that would break other threads' look-ups, which take no lock.
+import_module("numba.experimental.function_type")
 
 
 class _Counted(event.Listener):  # type: ignore[misc]

@@ -150,7 +150,7 @@ class BlockCache:
         keeps: bool = True,
         at: Place,
     ) -> list[int]:
-        """Decode blocks and look at them together, except for those that another thread is decoding.
+        """Decode blocks and look at them together, except for those that another thread has in hand, or decoded alone.
 
         look    : gets numbers among `keys`, and for each the address of memory of `nbytes`, 0 if the block need not be
                   kept, and whether it holds the block already; returns the places of those that do not decode
@@ -176,16 +176,17 @@ class BlockCache:
         return sorted(left.union(set(range(len(keys))).difference(ours)))
 
     def _claim(self, keys: Sequence[Key], nbytes: int, at: Place) -> list[Claim | None]:
-        """New blocks are decoded into their memory; None for those that another thread is decoding."""
+        """New blocks are decoded into their memory; None for those that another thread is decoding, or that `use`
+        decoded into memory of its own, perhaps without the padding of a block at the image's edge."""
         found: list[Claim | None] = []
         with self._lock:
             for key in keys:
                 block = self._blocks.get(key)
-                if block is not None:
+                if key in self._making or (block is not None and block.memory is None):
+                    found.append(None)
+                elif block is not None:
                     self._begin(key, block, at)
                     found.append(Claim(key, block.samples, block))
-                elif key in self._making:
-                    found.append(None)
                 else:
                     self._making.add(key)
                     found.append(Claim(key, self._memory(nbytes), None))

@@ -295,11 +295,11 @@ __global__ void __launch_bounds__(32 * WARPS, CHUNKS == 2 ? 2 : 1) rank_bitsets(
     using T = Bitsets<WARPS, CHUNKS, ACROSS, QUADS>;
     constexpr int PITCH = T::PITCH, EACH = T::EACH, STEP = T::STEP;
     constexpr bool BYTES = sizeof(Sample) == 1;
-    extern __shared__ __align__(16) unsigned memory[];
+    extern __shared__ __align__(16) unsigned storage[];
     const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
     const int columns = ACROSS + task.taps_x - 1, rows = BITSET_ROWS + task.taps_y - 1, total = rows * columns;
-    unsigned* sets = memory;  // of columns, then of lines; first the counters of the sort
-    unsigned short* places = reinterpret_cast<unsigned short*>(memory + T::sets(rows + columns));
+    unsigned* sets = storage;  // of columns, then of lines; first the counters of the sort
+    unsigned short* places = reinterpret_cast<unsigned short*>(storage + T::sets(rows + columns));
     unsigned* counts = reinterpret_cast<unsigned*>(places) + T::PLACES;  // of windows; first words, then codes
     unsigned short* words = reinterpret_cast<unsigned short*>(counts);
     unsigned* column_counts = counts + T::COUNTS;

@@ -46,6 +46,14 @@ def test_another_thread_finds_the_blas_meanwhile() -> None:
     assert run(BESIDE_SCIPY) == "found\n"
 
 
+def test_the_first_call_registers_no_types() -> None:
+    """Numba looks for an argument's type without a lock, which fails if another thread's first call registers one."""
+    code = "from kernels.runtime.compiled import compiled; from numba.core.typing.typeof import typeof_impl\n"
+    code += "known = set(typeof_impl.registry)\n@compiled\ndef more(x):\n    return x + 1\n"
+    code += "print(more(1), set(typeof_impl.registry) - known)"
+    assert run(code) == "2 set()\n"
+
+
 @pytest.mark.slow
 def test_what_comes_from_another_file_and_changes_is_compiled_anew(tmp_path: Path, monkeypatch: Any) -> None:
     """Numba dates its cache by the function's own file, and compiles constants and callees into the code."""

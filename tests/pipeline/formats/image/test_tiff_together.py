@@ -73,6 +73,22 @@ def test_regions_are_read_as_tifffile_reads_them(
             np.testing.assert_array_equal(out, expected[region.slices])
 
 
+def test_tiles_at_the_edges_that_were_decoded_alone_are_read_together_with_others(tmp_path: Path) -> None:
+    """A thread decodes a tile alone if another is decoding it, and keeps it without padding."""
+    array = np.random.default_rng(2).integers(0, 300, (37, 53)).astype("uint16")
+    tifffile.imwrite(tmp_path / "in.tif", array, compression="zlib", tile=(16, 16))
+    with open_image(tmp_path / "in.tif") as opened:
+        opened.expect([[(0, 37)] * 3, [(0, 53)]])
+        alone: Any = opened
+        page = alone._blocks._pages[0]
+        for down, across in np.ndindex(3, 4):
+            assert alone._blocks.use(page, (0, down, across), lambda block: block.size > 0, (), wait=True)
+        for _ in range(2):
+            out = np.zeros_like(array)
+            opened.read(Region.whole(out.shape), out)
+            np.testing.assert_array_equal(out, array)
+
+
 def outcome(path: Path) -> Any:
     """The samples, or the error's text."""
     try:

@@ -167,7 +167,9 @@ def test_names_cannot_become_markup(browser, url, gate):
         submit(page, input=HOSTILE, output=f"out-{HOSTILE}", size="3")
         page.wait_for_url("**/jobs/*")
         shows(page, "#state", "^failed$")
-        for path in (page.url, "/", f"/?owner={HOSTILE}"):
+        job = page.url
+    for path in (job, "/", f"/?owner={HOSTILE}"):
+        with page_of(browser, url) as page:  # the one before reloads itself once the job has ended
             page.goto(path)
             assert page.evaluate("[window.hacked === undefined, document.querySelectorAll('main img').length]") == [
                 True, 0,
