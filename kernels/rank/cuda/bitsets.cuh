@@ -220,8 +220,8 @@ __device__ inline void count_columns(const unsigned short* codes, unsigned* coun
     }
 }
 
-// The same for windows: a lane goes along a piece of its row. The even bytes of a word become halves of a word, the odd
-// ones those of another.
+// The same for windows: a lane goes along a piece of its row. Bytes are widened to 16 bits: the even bytes of a word into
+// one word, the odd bytes into another.
 template <typename T>
 __device__ inline void count_windows(const unsigned* column_counts, unsigned* counts, int taps) {
     constexpr int PIECE = 8, BATCH = 7;  // of counts of at most 33, whose sum is a byte

@@ -69,7 +69,7 @@ class Device(ABC):
 
     # True if the device decodes packed blocks (`ReadsPacked`).
     decodes = False
-    # The codecs in which the device encodes chunks (`TakesPacked`).
+    # Codecs with which the device can encode chunks (`TakesPacked`).
     encodes: frozenset[str] = frozenset()
 
     # The least and the most bytes of input and output together that make a good chunk.

@@ -224,8 +224,8 @@ def _blocks_of(page: Page, piece: _Piece) -> list[BlockPart]:
 
 
 def _planes_of(page: Page, piece: _Piece, target: NDArray[Any]) -> Iterator[tuple[int, _Piece, NDArray[Any]]]:
-    """A page's planes, what is read of each, and its part of `target` (…, channels): one plane of all samples, or each
-    sample's own if they are stored separately."""
+    """The planes of a page: number, region to read, and the part of `target` (…, channels) that it fills. There is one
+    plane for all samples, or one for each if they are stored separately."""
     if not page.separate:
         yield 0, piece, target
         return
