@@ -173,7 +173,7 @@ def _float_box(divisor: int, dtype: np.dtype[Any]) -> Method:
 
 def _word_gaussian(windows: tuple[Window, ...], dtype: np.dtype[Any]) -> Method:
     down, across = (window.half_weights or () for window in windows)
-    parameters = *cpu_words.row_parameters(down), *cpu_words.column_parameters(across), _added_middle(dtype)
+    parameters = cpu_words.row_parameters(down), cpu_words.column_parameters(across), _added_middle(dtype)
     return Method(
         tile=cpu_words.words_tile,
         precision=np.int32,

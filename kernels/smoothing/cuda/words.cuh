@@ -29,28 +29,29 @@
 //   bytes         4 N                                                     192 us
 //   products      3 N times 48 and 80 along each axis                     187 us, 312 us
 //   instructions  some 18 N issued (ncu, reach 16)                        125 us
-// Results are within 0.7 of a step. Source: our own; the banded products are those of `tensor`.
+// Source: our own; the banded products are those of `tensor`.
 constexpr int WORDS_REACH = 32;  // maximum
 
 struct WordsFilter {
     signed char u1[WORDS_REACH + 1], u0[WORDS_REACH + 1], f[WORDS_REACH + 1];  // down, by distance: u = 256 u1 + u0
-    unsigned short h[WORDS_REACH + 1], l[WORDS_REACH + 1];                     // across, as float16; l is doubled
-    int bias;
+    unsigned short h[WORDS_REACH + 1], l[WORDS_REACH + 1];                     // across, as float16
+    int bias, finer;
     unsigned middle;  // 2^15 in both halves if samples are signed: it makes them unsigned, and results signed
 };
 
-template <int CHANNELS, int RADIUS>
+template <int CHANNELS, int RADIUS, bool ALIGNED>
 struct Words {
     static constexpr int SEEN = (16 + 2 * RADIUS + 15) / 16;  // blocks of 16 positions that 16 neighbouring windows see
-    static constexpr int ROWS_OF_A_WARP = SEEN > 3 ? 1 : 2;   // blocks of 16 rows
+    static constexpr bool FAR = SEEN > 3;
+    static constexpr int ROWS_OF_A_WARP = FAR ? 1 : 2;  // blocks of 16 rows
     // Warps one below the other, and blocks on a multiprocessor, as shared memory and registers allow.
-    static constexpr int BANDS = CHANNELS == 1 ? 6 : CHANNELS == 2 ? 3 : CHANNELS == 3 ? 2 : SEEN > 3 ? 3 : 1;
-    static constexpr int BLOCKS = CHANNELS < 4 ? 2 : SEEN > 3 ? 1 : 3, THREADS = 32 * CHANNELS * BANDS;
+    static constexpr int BANDS = CHANNELS == 1 ? 6 : CHANNELS == 2 ? 3 : CHANNELS == 3 ? 2 : FAR ? 3 : 1;
+    static constexpr int BLOCKS = CHANNELS < 4 ? 2 : FAR ? 1 : 3, THREADS = 32 * CHANNELS * BANDS;
     static constexpr int BAND = 16 * ROWS_OF_A_WARP, ROWS = BAND * BANDS, SEEN_ROWS = ROWS + 16 * (SEEN - 1);
     static constexpr int CHUNK = 16 * SEEN, GROUPS = CHUNK / 8;         // positions, and groups of 8
-    static constexpr int VECTORS = GROUPS * CHANNELS;                   // in a row of a chunk, and one more if it is not aligned
+    static constexpr int VECTORS = GROUPS * CHANNELS + !ALIGNED;        // of a row of a chunk
     static constexpr int PITCH = (GROUPS | 1) * 16;                     // bytes of a row of one channel
-    static constexpr int STAGE = SEEN_ROWS * (VECTORS + 1) * 16, PLANES = CHANNELS * SEEN_ROWS * PITCH;
+    static constexpr int STAGE = SEEN_ROWS * VECTORS * 16, PLANES = CHANNELS * SEEN_ROWS * PITCH;
     static constexpr int SHARED_BYTES = SEEN_ROWS * 4 + STAGE + PLANES + CHANNELS * ROWS * PITCH;
 };
 
@@ -117,12 +118,12 @@ __device__ inline void drop_samples(unsigned (&words)[SIZE], unsigned count) {
     for (int i = 0; i < SIZE - 4; ++i) words[i] = count & 1 ? __byte_perm(words[i], words[i + 1], 0x5432) : words[i];
 }
 
-template <int CHANNELS, int RADIUS>
-__global__ void __launch_bounds__(Words<CHANNELS, RADIUS>::THREADS, Words<CHANNELS, RADIUS>::BLOCKS)
+template <int CHANNELS, int RADIUS, bool ALIGNED>
+__global__ void __launch_bounds__(Words<CHANNELS, RADIUS, ALIGNED>::THREADS, Words<CHANNELS, RADIUS, ALIGNED>::BLOCKS)
 words(const unsigned short* __restrict__ in, unsigned short* __restrict__ out, Picture picture,
       const __grid_constant__ WordsFilter filter, BlockPartition tiles) {
     typedef unsigned short Sample;
-    typedef Words<CHANNELS, RADIUS> Shape;
+    typedef Words<CHANNELS, RADIUS, ALIGNED> Shape;
     constexpr int SEEN = Shape::SEEN, CHUNK = Shape::CHUNK, PITCH = Shape::PITCH, HIGH = Shape::ROWS_OF_A_WARP;
     constexpr int SEEN_BLOCKS = SEEN + HIGH - 1;
     extern __shared__ __align__(16) unsigned char shared[];
@@ -138,9 +139,16 @@ words(const unsigned short* __restrict__ in, unsigned short* __restrict__ out, P
     const int y = area.band * Shape::ROWS, columns = picture.out_row_samples / CHANNELS;
     const int x_begin = tiles.begin(area.tile), x_end = min(tiles.begin(area.tile + 1), columns);
     const int first = y + picture.centre_y - RADIUS;
+    const bool inside = first >= 0 && first + Shape::SEEN_ROWS <= picture.rows;
     for (int i = threadIdx.x; i < Shape::SEEN_ROWS; i += Shape::THREADS)
         rows[i] = border_index(first + i, picture.rows, picture.mode_y);
     const unsigned fill = picture.fill * 0x10001u;
+
+    // Lanes read different weights, which constant memory would serve one by one.
+    for (int i = threadIdx.x; i < sizeof(WordsFilter) / 4; i += Shape::THREADS)
+        reinterpret_cast<unsigned*>(stage)[i] = reinterpret_cast<const unsigned*>(&filter)[i];
+    const WordsFilter& weights = *reinterpret_cast<const WordsFilter*>(stage);
+    __syncthreads();
 
     // Left factors, down: the weights of the two bytes of rows k and k + 1 for result m, for the three sums of each result,
     // in units of 1, 2^-8 and 2^-16. Right factors, across: of positions k and k + 1 for result n; results are ordered so
@@ -157,54 +165,64 @@ words(const unsigned short* __restrict__ in, unsigned short* __restrict__ out, P
             unsigned limb[3] = {};  // of both rows, in the high bytes of halves
 #pragma unroll
             for (int row = 0; row < 2; ++row) {
-                limb[0] |= (weight(filter.u1, ahead + row) & 0xFFu) << (16 * row + 8);
-                limb[1] |= (weight(filter.u0, ahead + row) & 0xFFu) << (16 * row + 8);
-                limb[2] |= (weight(filter.f, ahead + row) & 0xFFu) << (16 * row + 8);
+                limb[0] |= (weight(weights.u1, ahead + row) & 0xFFu) << (16 * row + 8);
+                limb[1] |= (weight(weights.u0, ahead + row) & 0xFFu) << (16 * row + 8);
+                limb[2] |= (weight(weights.f, ahead + row) & 0xFFu) << (16 * row + 8);
             }
             down[block][0][i] = opaque(limb[0]);
             down[block][1][i] = opaque(limb[1] | limb[0] >> 8);
             down[block][2][i] = opaque(limb[2] | limb[1] >> 8);
             const int result = group / 2 * 4 + i / 2 * 2 + group % 2, from = 16 * block + 2 * place + i % 2 * 8 - result - RADIUS;
-            upper[block][i / 2][i % 2] = opaque(weight(filter.h, from) | weight(filter.h, from + 1) << 16);
-            lower[block][i / 2][i % 2] = opaque(weight(filter.l, from) | weight(filter.l, from + 1) << 16);
+            upper[block][i / 2][i % 2] = opaque(weight(weights.h, from) | weight(weights.h, from + 1) << 16);
+            lower[block][i / 2][i % 2] = opaque(weight(weights.l, from) | weight(weights.l, from + 1) << 16);
         }
     grid_dependency_synchronize();
     __syncthreads();
 
-    // Rows that are not aligned are copied from the aligned address below on, unless they end there.
-    const int vectors = Shape::VECTORS + !picture.aligned_in, at_once = Shape::THREADS / vectors;
-    const int own_row = threadIdx.x / vectors < at_once ? threadIdx.x / vectors : Shape::SEEN_ROWS;
+    constexpr int VECTORS = Shape::VECTORS, AT_ONCE = Shape::THREADS / VECTORS;
     int x = 0;                  // of the chunk in the stage
     bool shifted_rows = false;  // whether rows of the stage begin with samples before those of the chunk
     const auto start_of = [&](int row) { return in_plane + row * static_cast<long long>(picture.row_samples) + x * CHANNELS; };
 
-    // The chunk whose first position is `from`, into the stage.
+    // The chunk whose first position is `from`, into the stage: in whole vectors, from the aligned address below each row on
+    // if rows are not aligned, unless they or the rows end there.
     const auto fetch = [&](int from) {
         x = from;
         const int begin = x * CHANNELS, end = begin + CHUNK * CHANNELS;
-        shifted_rows = !picture.aligned_in && begin >= 8 && end + 8 <= picture.row_samples;
-        if (shifted_rows || (picture.aligned_in && begin >= 0 && end <= picture.row_samples)) {
-#pragma unroll 4
-            for (int i = own_row; i < Shape::SEEN_ROWS; i += at_once) {
-                uint4* to = reinterpret_cast<uint4*>(stage) + i * vectors + threadIdx.x % vectors;
-                if (rows[i] >= 0) copy_16_bytes<256>(to, aligned_below(start_of(rows[i])) + threadIdx.x % vectors);
+        const bool whole = ALIGNED ? begin >= 0 && end <= picture.row_samples : begin >= 8 && end + 8 <= picture.row_samples;
+        const int row = threadIdx.x / VECTORS, place = threadIdx.x % VECTORS;
+        shifted_rows = !ALIGNED && whole;
+        if (whole && ALIGNED && inside) {
+            const Sample* source = start_of(first + row) + place * 8;
+            const long long stride = AT_ONCE * static_cast<long long>(picture.row_samples);
+            if (row < AT_ONCE)
+#pragma unroll
+                for (int i = 0; i < Shape::SEEN_ROWS; i += AT_ONCE, source += stride)
+                    if (i + AT_ONCE <= Shape::SEEN_ROWS || row + i < Shape::SEEN_ROWS)
+                        copy_16_bytes<256>(stage + (threadIdx.x + i * VECTORS) * 16, source);
+            return;
+        }
+        if (whole) {
+#pragma unroll(ALIGNED ? 1 : 4)
+            for (int i = row < AT_ONCE ? row : Shape::SEEN_ROWS; i < Shape::SEEN_ROWS; i += AT_ONCE) {
+                uint4* to = reinterpret_cast<uint4*>(stage) + i * VECTORS + place;
+                if (rows[i] >= 0) copy_16_bytes<256>(to, aligned_below(start_of(rows[i])) + place);
                 else *to = make_uint4(fill, fill, fill, fill);
             }
             return;
         }
 #pragma unroll 1
-        for (int i = threadIdx.x; i < Shape::SEEN_ROWS * Shape::VECTORS; i += Shape::THREADS) {
-            const int row = i / Shape::VECTORS, at = i % Shape::VECTORS * 8;
-            const Sample* line = in_plane + rows[row] * static_cast<long long>(picture.row_samples);
+        for (int i = threadIdx.x; i < Shape::SEEN_ROWS * VECTORS; i += Shape::THREADS) {
+            const int line = rows[i / VECTORS], at = i % VECTORS * 8;
             if (begin + at >= picture.row_samples + (2 * RADIUS + 1) * CHANNELS) continue;  // no window sees farther out
-            unsigned word[4] = {};
-#pragma unroll
-            for (int k = 0; k < 8; ++k) {
-                const int position = border_index(x + (at + k) / CHANNELS, picture.columns, picture.mode_x);
-                const bool beyond = rows[row] < 0 || position < 0;
-                word[k / 2] |= (beyond ? fill & 0xFFFF : line[position * CHANNELS + (at + k) % CHANNELS]) << k % 2 * 16;
+#pragma unroll 1
+            for (int k = at; k < at + 8; ++k) {
+                const int position = border_index(x + k / CHANNELS, picture.columns, picture.mode_x);
+                const bool beyond = line < 0 || position < 0;
+                reinterpret_cast<Sample*>(stage)[i * 8 + k - at] =
+                    beyond ? static_cast<Sample>(fill)
+                           : in_plane[line * static_cast<long long>(picture.row_samples) + position * CHANNELS + k % CHANNELS];
             }
-            reinterpret_cast<uint4*>(stage)[row * vectors + at / 8] = make_uint4(word[0], word[1], word[2], word[3]);
         }
     };
 
@@ -213,11 +231,11 @@ words(const unsigned short* __restrict__ in, unsigned short* __restrict__ out, P
 #pragma unroll 1
         for (int i = threadIdx.x; i < Shape::SEEN_ROWS * Shape::GROUPS; i += Shape::THREADS) {
             const int line = i / Shape::GROUPS, group = i % Shape::GROUPS;
-            const unsigned char* source = stage + (line * vectors + group * CHANNELS) * 16;
+            const unsigned char* source = stage + (line * VECTORS + group * CHANNELS) * 16;
             unsigned word[4 * CHANNELS + 4];
 #pragma unroll
             for (int k = 0; k < CHANNELS; ++k) load_vector(word, 4 * k, source + 16 * k);
-            if (shifted_rows) {
+            if (!ALIGNED && shifted_rows) {
                 load_vector(word, 4 * CHANNELS, source + 16 * CHANNELS);
                 drop_samples(word, samples_past(start_of(rows[line])));
             }
@@ -234,9 +252,9 @@ words(const unsigned short* __restrict__ in, unsigned short* __restrict__ out, P
     };
 
     // The band's results of the chunk from position `from` on, to memory. A thread writes the whole vectors that begin at its
-    // 8 positions; the first and last of a row also write the samples before and behind those.
+    // 8 positions; if rows are not aligned, the first of a row also writes the samples before those, and the last those behind.
     const auto write = [&](int from) {
-        const bool whole = picture.aligned_out && from + CHUNK <= x_end && y + Shape::ROWS <= picture.out_rows;
+        const bool whole = ALIGNED && from + CHUNK <= x_end && y + Shape::ROWS <= picture.out_rows;
 #pragma unroll 1
         for (int i = threadIdx.x % (32 * CHANNELS); i < Shape::BAND * Shape::GROUPS; i += 32 * CHANNELS) {
             const int row = i / Shape::GROUPS, group = i % Shape::GROUPS;
@@ -255,18 +273,13 @@ words(const unsigned short* __restrict__ in, unsigned short* __restrict__ out, P
             const auto vector = [&](int k) { return make_uint4(word[4 * k], word[4 * k + 1], word[4 * k + 2], word[4 * k + 3]); };
             const auto single = [&](int k) { return static_cast<Sample>(word[k / 2] >> k % 2 * 16); };
             Sample* to = out + (area.plane * picture.out_rows + line) * picture.out_row_samples + at * CHANNELS;
-            if (whole) {
-#pragma unroll
-                for (int k = 0; k < CHANNELS; ++k) store_16_bytes(to + 8 * k, vector(k));
-                continue;
-            }
-            const int before = (8 - samples_past(to)) % 8;
-            int count = min(8, x_end - at) * CHANNELS;
-            if (group == 0)
+            const int before = ALIGNED ? 0 : (8 - samples_past(to)) % 8;
+            int count = whole ? 8 * CHANNELS : min(8, x_end - at) * CHANNELS;
+            if (!ALIGNED && group == 0)
 #pragma unroll
                 for (int k = 0; k < 7; ++k)
                     if (k < min(before, count)) to[k] = single(k);
-            if (before > 0) {
+            if (!ALIGNED && before > 0) {
                 if (group + 1 < Shape::GROUPS) {  // the last vector ends in the next thread's positions
                     count += min(before, max(x_end - at - 8, 0) * CHANNELS);
 #pragma unroll
@@ -280,9 +293,14 @@ words(const unsigned short* __restrict__ in, unsigned short* __restrict__ out, P
                 }
                 drop_samples(word, before);
             }
+            if (whole || before + 8 * CHANNELS <= count) {
+#pragma unroll
+                for (int v = 0; v < CHANNELS; ++v) store_16_bytes(to + before + 8 * v, vector(v));
+                continue;
+            }
 #pragma unroll
             for (int v = 0; v < CHANNELS; ++v)
-                if (before + 8 * v + 8 <= count) store_16_bytes(to + before + 8 * v, vector(v));
+                if (!ALIGNED && before + 8 * v + 8 <= count) store_16_bytes(to + before + 8 * v, vector(v));
                 else
 #pragma unroll
                     for (int k = 8 * v; k < 8 * v + 8; ++k)
@@ -290,10 +308,13 @@ words(const unsigned short* __restrict__ in, unsigned short* __restrict__ out, P
         }
     };
 
-    unsigned blocks[SEEN][HIGH][2][4];  // a - 512 and b - 1024, in units of 2^-24, as left factors
+    unsigned blocks[SEEN][HIGH][2][4];  // a - 1024 and b - 512, in units of 2^-24, as left factors
     const unsigned from = static_cast<unsigned>(__cvta_generic_to_shared(planes)) +
                           (channel * Shape::SEEN_ROWS + band * Shape::BAND + lane % 16) * PITCH + lane / 16 * 16;
     unsigned char* result = results + (channel * Shape::BAND + group) * PITCH + 8 * place;
+
+    const int finer = filter.finer;
+    const unsigned upper_unit = Shape::FAR ? opaque(1u << (16 - finer)) : 1u << 16;
 
     // Sums 16 columns, from byte `at` of the planes on.
     const auto sum_down = [&](unsigned(&sums)[HIGH][2][4], unsigned at) {
@@ -317,11 +338,12 @@ words(const unsigned short* __restrict__ in, unsigned short* __restrict__ out, P
                 unsigned whole[2];
 #pragma unroll
                 for (int k = 0; k < 2; ++k) {
-                    const auto part = [&](int limb) { return static_cast<unsigned>(sum[limb][i / 2][i % 2 * 2 + k]); };
-                    whole[k] = (part(0) << 16) + (part(1) << 8) + part(2);
+                    const auto part = [&](int limb) { return sum[limb][i / 2][i % 2 * 2 + k]; };
+                    const int low = part(1) * 256 + part(2);
+                    whole[k] = static_cast<unsigned>(part(0)) * upper_unit + static_cast<unsigned>(Shape::FAR ? low >> finer : low);
                 }
-                sums[high][0][i] = add_halves(__byte_perm(whole[0], whole[1], 0x7632) >> 6 & 0x03FF03FFu, 0x82008200u);
-                sums[high][1][i] = add_halves(__byte_perm(whole[0], whole[1], 0x6521) >> 3 & 0x07FF07FFu, 0x84008400u);
+                sums[high][0][i] = add_halves(__byte_perm(whole[0], whole[1], 0x7632) >> 5 & 0x07FF07FFu, 0x84008400u);
+                sums[high][1][i] = add_halves(__byte_perm(whole[0], whole[1], 0x6521) >> 3 & 0x03FF03FFu, 0x82008200u);
             }
         }
     };
@@ -338,13 +360,15 @@ words(const unsigned short* __restrict__ in, unsigned short* __restrict__ out, P
                 for (int block = 0; block < SEEN; ++block) {
                     const unsigned(&seen)[2][4] = blocks[(oldest + block) % SEEN][high];
                     multiply_add(upper_sum, seen[0], upper[block][part][0], upper[block][part][1]);
-                    multiply_add(lower_sum, seen[0], lower[block][part][0], lower[block][part][1]);
+                    // The outer blocks of l in the other sum: both stay below 2^24.
+                    const bool outer = Shape::FAR && (block == 0 || block == SEEN - 1);
+                    multiply_add(outer ? rest : lower_sum, seen[0], lower[block][part][0], lower[block][part][1]);
                     multiply_add(rest, seen[1], upper[block][part][0], upper[block][part][1]);
                 }
 #pragma unroll
                 for (int i = 0; i < 4; ++i) {
-                    const float sum = fma_rn(lower_sum[i] + rest[i], 0x1p-11f, upper_sum[i]);
-                    bits[i / 2][2 * part + i % 2] = __float_as_uint(fma_rn(sum, 0x1p16f, 12582912.0f + 32800.0f));
+                    const float sum = fma_rn(lower_sum[i] + rest[i], 0x1p-10f, upper_sum[i]);
+                    bits[i / 2][2 * part + i % 2] = __float_as_uint(fma_rn(sum, 0x1p15f, 12582912.0f + 32784.0f));
                 }
             }
 #pragma unroll
@@ -384,8 +408,8 @@ words(const unsigned short* __restrict__ in, unsigned short* __restrict__ out, P
 }
 
 struct WordsWeights {
-    int upper[WORDS_REACH + 1], lower[WORDS_REACH + 1], bias;  // by distance
-    unsigned middle;                                           // 2^15 if samples are signed
+    int upper[WORDS_REACH + 1], lower[WORDS_REACH + 1], bias, finer;  // by distance
+    unsigned middle;                                                  // 2^15 if samples are signed
 };
 
 // Calls each(distance, sample) for the window of result i along `axis`.
@@ -406,12 +430,12 @@ words_down(const unsigned short* __restrict__ in, unsigned* __restrict__ sums, A
            const __grid_constant__ WordsWeights weights) {
     const long long total = axis.outer * axis.out_length * axis.inner;
     for (long long i = blockIdx.x * 256LL + threadIdx.x; i < total; i += gridDim.x * 256LL) {
-        unsigned sum = weights.bias;
+        long long sum = weights.bias;
         for_window(in, axis, i, fill, [&](int k, unsigned short sample) {
-            const unsigned x = sample ^ weights.middle;
-            sum += weights.upper[k] * x + weights.lower[k] * (x >> 8);
+            const int x = sample ^ weights.middle;
+            sum += static_cast<long long>(weights.upper[k]) * x + weights.lower[k] * (x >> 8);
         });
-        sums[i] = sum >> 11;
+        sums[i] = static_cast<unsigned>(sum >> (11 + weights.finer));
     }
 }
 
@@ -422,12 +446,12 @@ words_across(const unsigned* __restrict__ sums, unsigned short* __restrict__ out
     for (long long i = blockIdx.x * 256LL + threadIdx.x; i < total; i += gridDim.x * 256LL) {
         int upper = 0, lower = 0;
         for_window(sums, axis, i, fill, [&](int k, unsigned v) {
-            const int a = static_cast<int>(v >> 11) - 512, b = static_cast<int>(v & 2047) - 1024;
+            const int a = static_cast<int>(v >> 10) - 1024, b = static_cast<int>(v & 1023) - 512;
             upper += weights.upper[k] * a;
-            lower += 2 * weights.lower[k] * a + weights.upper[k] * b;
+            lower += weights.lower[k] * a + weights.upper[k] * b;
         });
-        const float sum = fma_rn(__int2float_rn(lower), 0x1p-11f, __int2float_rn(upper));
-        const unsigned bits = __float_as_uint(fma_rn(sum, 0x1p-8f, 12582912.0f + 32800.0f));
+        const float sum = fma_rn(__int2float_rn(lower), 0x1p-10f, __int2float_rn(upper));
+        const unsigned bits = __float_as_uint(fma_rn(sum, 0x1p-9f, 12582912.0f + 32784.0f));
         out[i] = static_cast<unsigned short>(bits ^ weights.middle);
     }
 }

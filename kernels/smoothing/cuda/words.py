@@ -17,10 +17,19 @@ from kernels.smoothing.cuda.block_partition import PieceCost, partition, up_to
 from kernels.smoothing.cuda.fused import MAX_BLOCKS, MAX_CHANNELS, MAX_LENGTH, View, picture_of, view_of
 from kernels.smoothing.window import Window
 
-RADII = (16, 32)  # reaches of the compiled kernels; other windows use the next larger
 REACH = 32
 
-ENTRIES = tuple(f"words<{channels}, {radius}>" for radius in RADII for channels in range(1, MAX_CHANNELS + 1))
+
+def _entry(channels: int, radius: int, aligned: bool) -> str:
+    return f"words<{channels}, {radius}, {str(aligned).lower()}>"
+
+
+ENTRIES = tuple(
+    _entry(channels, radius, aligned)
+    for aligned in (True, False)
+    for radius in words.RADII
+    for channels in range(1, MAX_CHANNELS + 1)
+)
 GATHER_ENTRIES = ("words_down", "words_across")
 
 
@@ -31,6 +40,7 @@ class WordsFilter(ctypes.Structure):
         *((name, ctypes.c_byte * (REACH + 1)) for name in ("u1", "u0", "f")),
         *((name, ctypes.c_ushort * (REACH + 1)) for name in ("h", "l")),
         ("bias", ctypes.c_int),
+        ("finer", ctypes.c_int),
         ("middle", ctypes.c_uint),
     )
 
@@ -41,6 +51,7 @@ class WordsWeights(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_int * (REACH + 1)) for name in ("upper", "lower")),
         ("bias", ctypes.c_int),
+        ("finer", ctypes.c_int),
         ("middle", ctypes.c_uint),
     )
 
@@ -49,7 +60,7 @@ def applies(shape: tuple[int, ...], dtype: np.dtype[Any], windows: Sequence[Wind
     view = view_of(shape, windows)
     if view is None or max(view.columns * view.channels, view.rows) > MAX_LENGTH:
         return False
-    strip = _Strip(view, _radius(windows))
+    strip = _Strip(view, _radius(windows), aligned=False)
     if strip.shared_bytes > shared_bytes_a_block():
         return False
     return view.planes * -(-view.rows // strip.rows) * -(-view.columns // strip.chunk) <= MAX_BLOCKS
@@ -58,13 +69,14 @@ def applies(shape: tuple[int, ...], dtype: np.dtype[Any], windows: Sequence[Wind
 def run(image: Any, windows: Sequence[Window], cval: float, out: Any, stream: Any) -> None:
     view, radius = view_of(image.shape, windows), _radius(windows)
     assert view is not None
-    picture, strip = picture_of(image, view, cval, out), _Strip(view, radius)
+    picture = picture_of(image, view, cval, out)
+    strip = _Strip(view, radius, aligned=picture.aligned)
     picture.bands = -(-picture.out_rows // strip.rows)
     resident = min(strip.blocks, blocks_a_multiprocessor(strip.shared_bytes)) * multiprocessors()
-    cost = PieceCost(unit=strip.chunk, begin=tuning.WORDS_START_CHUNKS * strip.chunk)
+    cost = PieceCost(unit=strip.chunk, begin=tuning.WORDS_START_CHUNKS * strip.chunk, tail=tuning.WORDS_TAIL)
     tiles = partition(picture.out_row_samples // view.channels, view.planes * picture.bands, resident, cost)
     picture.tiles = tiles.pieces
-    kernel("smoothing", f"words<{view.channels}, {radius}>").launch(
+    kernel("smoothing", _entry(view.channels, radius, picture.aligned)).launch(
         (view.planes * picture.bands * picture.tiles,),
         (strip.threads,),
         (image, out, picture, _filter(image.dtype, windows), tiles),
@@ -104,7 +116,7 @@ def run_gather(image: Any, windows: Sequence[Window], cval: float, out: Any, str
     first, second = _weights(windows)
     middle, fill = _middle(image.dtype), int(cval) & 0xFFFF
     for entry, step, value, weights in (
-        ("words_down", down, ctypes.c_ushort(fill), WordsWeights(bias=first.bias, middle=middle)),
+        ("words_down", down, ctypes.c_ushort(fill), WordsWeights(bias=first.bias, finer=first.finer, middle=middle)),
         (
             "words_across",
             across,
@@ -120,20 +132,20 @@ def run_gather(image: Any, windows: Sequence[Window], cval: float, out: Any, str
 class _Strip:
     """What a block of `words` filters together, and needs: struct Words of words.cuh."""
 
-    def __init__(self, view: View, radius: int) -> None:
+    def __init__(self, view: View, radius: int, *, aligned: bool) -> None:
         channels = view.channels
         self.chunk = up_to(16 + 2 * radius, 16)  # positions that it fetches and writes at once
         near = self.chunk <= 48  # windows see few blocks
         bands = {1: 6, 2: 3, 3: 2, 4: 1 if near else 3}[channels]
         self.rows = (32 if near else 16) * bands
         self.threads, self.blocks = 32 * channels * bands, {4: 3 if near else 1}.get(channels, 2)
-        seen, vectors = self.rows + self.chunk - 16, self.chunk // 8 * channels
+        seen, vectors = self.rows + self.chunk - 16, self.chunk // 8 * channels + (not aligned)
         planes = (seen + self.rows) * channels
-        self.shared_bytes = seen * 4 + seen * (vectors + 1) * 16 + planes * (self.chunk // 8 | 1) * 16
+        self.shared_bytes = seen * 4 + seen * vectors * 16 + planes * (self.chunk // 8 | 1) * 16
 
 
 def _radius(windows: Sequence[Window]) -> int:
-    return next(radius for radius in RADII if radius >= max(window.after for window in windows))
+    return next(radius for radius in words.RADII if radius >= max(window.after for window in windows))
 
 
 def _weights(windows: Sequence[Window]) -> tuple[words.FirstWeights, words.SecondWeights]:
@@ -147,10 +159,10 @@ def _middle(dtype: np.dtype[Any]) -> int:
 
 def _filter(dtype: np.dtype[Any], windows: Sequence[Window]) -> WordsFilter:
     first, second = _weights(windows)
-    found = WordsFilter(bias=first.bias, middle=_middle(dtype) * 0x10001)
+    found = WordsFilter(bias=first.bias, finer=first.finer, middle=_middle(dtype) * 0x10001)
     upper = (first.upper + 128) >> 8
     for limbs, values in ((found.u1, upper), (found.u0, first.upper - 256 * upper), (found.f, first.lower)):
         limbs[: values.size] = values.tolist()
-    for halfs, values in ((found.h, second.upper), (found.l, 2 * second.lower)):
+    for halfs, values in ((found.h, second.upper), (found.l, second.lower)):
         halfs[: values.size] = values.astype(np.float16).view(np.uint16).tolist()
     return found

@@ -125,7 +125,8 @@ DEPENDENT = {
     "smoothing": (
         *(f"fused<float, 1, 1, BOX, {aligned}>" for aligned in ("true", "false")),
         *(f"wide<unsigned short, 3, 16, {aligned}>" for aligned in ("true", "false")),
-        *("words<3, 16>", "tree<31>", "tree<127>", "box_column_sums<3, 15, 16>"),
+        *(f"words<3, 16, {aligned}>" for aligned in ("true", "false")),
+        *("tree<31>", "tree<127>", "box_column_sums<3, 15, 16>"),
     ),
     "nufft": (
         *("spread_cells<2, false, true>", "spread_cells<3, true, false>", "add_cells<2>", "add_cells<3>"),

@@ -89,7 +89,7 @@ def _apply(cupy: Any, case: Case, variant: str) -> Any:
 def test_gaussians_of_medium_reach_match_the_cpu_bit_by_bit(
     cupy: Any, dtype: str, channels: int, sigmas: tuple[float, float]
 ) -> None:
-    """Both radii that `wide` and `words` are compiled for, reaches at and below them, aligned and unaligned lines."""
+    """The radii that `wide` and `words` are compiled for, reaches at and below them, aligned and unaligned lines."""
     for index, (first, second) in enumerate(product(MODES, MODES)):
         rows, columns = (97, 331) if index % 3 else (128, 320)
         shape = (rows, columns) if channels == 1 else (rows, columns, channels)
@@ -275,7 +275,7 @@ def test_a_view_that_is_not_contiguous(cupy: Any) -> None:
 def test_work_is_ordered_on_the_stream_given(cupy: Any, variant: str) -> None:
     """The stream writes the input just before and overwrites it just after: only the right order gives the result."""
     dtype = {"streamed": "float32", "tree": "float32", "wide": "float32", "tensor": "uint8"}.get(variant, "uint16")
-    gaussians = ("wide", "word_sums", "words", "tensor")
+    gaussians = ("wide", "word_sums", "words_apart", "words", "tensor")
     what: dict[str, Any] = {"sigmas": (4.0, 4.0)} if variant in gaussians else {"sizes": (5, 5)}
     if variant in ("tree", "decimated"):
         what = {"sizes": (31, 31)} if variant == "tree" else {"sigmas": (10.0, 10.0)}
