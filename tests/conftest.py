@@ -15,6 +15,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+# On small matrices OpenBLAS's threads mostly wait for each other, and busily, which takes up to ten times the CPU time.
+# Before NumPy is imported, and for all processes that tests start.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 import pytest
 from hypothesis import settings
 
@@ -25,7 +29,9 @@ from tests.object_server import Proxy, S3Server, use_environment
 settings.register_profile("same", derandomize=True)
 settings.register_profile("random", derandomize=False, max_examples=2000, deadline=None, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
-_PLACE, _ROOM = (Path(tempfile.gettempdir()) / f"millrace-tests-{os.getuid()}.{what}" for what in ("gpus", "room"))
+_LOCKS = {
+    what: Path(tempfile.gettempdir()) / f"millrace-tests-{os.getuid()}.{what}" for what in ("gpus", "queue", "room")
+}
 # In the environment; see scripts/sanitize.
 _FEWEST, _BARE_MEMORY = "MILLRACE_TEST_FEWEST_LAUNCHES", "MILLRACE_TEST_BARE_MEMORY"
 _ALL_MARKED = re.compile(r"^pytestmark = \[?pytest\.mark\.(multi_)?gpu\b", re.MULTILINE)
@@ -139,23 +145,32 @@ def proxy(s3: ObjectPath, s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) 
     made.close()
 
 
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """A test marked `alone` waits until no other uses the GPUs, one marked `large` until no other such test does.
+    pytest-timeout's clock starts afterwards, so a test may wait longer than it may run."""
+    if not _needs_a_gpu(item):
+        return (yield)
+    with _LOCKS["room"].open("a") as room, _LOCKS["gpus"].open("a") as gpus:
+        if item.get_closest_marker("large"):
+            fcntl.flock(room, fcntl.LOCK_EX)
+        with _LOCKS["queue"].open("a") as queue:  # later tests stay behind the one that waits to be alone
+            fcntl.flock(queue, fcntl.LOCK_EX)
+            fcntl.flock(gpus, fcntl.LOCK_EX if item.get_closest_marker("alone") else fcntl.LOCK_SH)
+        return (yield)
+
+
 @pytest.fixture(autouse=True)
-def _place_on_the_gpus(request: pytest.FixtureRequest) -> Iterator[None]:
-    """One marked `alone` waits until no other has a GPU, one marked `large` until no other such has; each gives back
-    the memory that CuPy would keep for later."""
+def _gpu_memory(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Each test on a GPU frees the memory that CuPy would keep for later."""
     if not _needs_a_gpu(request.node):
         yield
         return
-    alone, large = (request.node.get_closest_marker(name) is not None for name in ("alone", "large"))
     if _BARE_MEMORY in os.environ:
         import cupy
 
         cupy.cuda.set_allocator(lambda size: cupy.cuda.MemoryPointer(cupy.cuda.Memory(size), 0))
-    with _PLACE.open("a") as place, _ROOM.open("a") as room:
-        if large:
-            fcntl.flock(room, fcntl.LOCK_EX)
-        fcntl.flock(place, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
-        yield
-        if used := sys.modules.get("cupy"):
-            used.get_default_memory_pool().free_all_blocks()
-            used.get_default_pinned_memory_pool().free_all_blocks()
+    yield
+    if used := sys.modules.get("cupy"):
+        used.get_default_memory_pool().free_all_blocks()
+        used.get_default_pinned_memory_pool().free_all_blocks()

@@ -8,6 +8,7 @@ than a twentieth of its largest value.
 
 from __future__ import annotations
 
+import itertools
 import math
 import tempfile
 from collections.abc import Callable, Sequence
@@ -28,9 +29,14 @@ from pipeline.formats.kspace.base import Readouts
 
 EPS, COILS, ITERATIONS = 1e-4, 8, 100
 TV_ITERATIONS = 150  # of three normal operators; BART's are of up to ten
-TV_TIME_ITERATIONS = 20  # of few spokes a frame, more of them fit the noise
-STRENGTHS = tuple(0.001 * 2 ** (i / 2) for i in range(14))
+TV_TIME_ITERATIONS = (20, 50, 100, 200)  # no penalty holds back the noise that all frames have in common
+WAVELETS_LESS = 4  # the strength of total variation in time over that of wavelets beside it
 THEIRS = {"l1-wavelet": "W:3:0:{}", "tv": "T:3:0:{}", "l2": "Q:{}"}  # of `bart pics -R`
+
+
+def strengths(name: str) -> Sequence[float]:
+    """√2 apart; those of l2 are relative to the normal operator, not to the image."""
+    return [(0.032 if name == "l2" else 0.001) * 2 ** (i / 2) for i in range(14)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,8 +110,6 @@ def part_of(scan: Scan) -> Part:
 
 
 def penalty(name: str, strength: float, shape: tuple[int, int]) -> Sequence[Penalty]:
-    if name == "l2":
-        return []
     return [L1Wavelet(strength, shape, xp=np) if name == "l1-wavelet" else TotalVariation(strength, (1, 2))]
 
 
@@ -114,12 +118,13 @@ def ours(part: Part) -> Callable[[str, float], Any]:
     energy = float((np.abs(part.data) ** 2).sum() / len(part.flat))
 
     def run(name: str, strength: float) -> Any:
+        if name == "l2":
+            return cg_sense(normal, right, iterations=ITERATIONS, damping=strength)[0]
         problem = Problem(
             normal=lambda series: normal(series[0])[None],
             right=right[None],
             energy=energy,
             penalties=penalty(name, strength, part.shape),
-            damping=strength if name == "l2" else 0.0,
         )
         return regularized_sense(problem, iterations=TV_ITERATIONS if name == "tv" else ITERATIONS).image[0]
 
@@ -195,7 +200,8 @@ def moving(n: int = 64, coils: int = 6, frames: int = 10, spokes: int = 9) -> Se
 
 
 def compare_series(series: Series, folder: Path) -> None:
-    """Local low rank over frames, blocks of 8 × 8, and total variation in time; means of the frames' errors."""
+    """Local low rank over frames, blocks of 8 × 8, and total variation in time, alone and with wavelets; means of the
+    frames' errors."""
     frames, coils, shape = len(series.images), len(series.maps), series.maps.shape[1:]
     normals, rights, energy = [], [], 0.0
     for points, kspace in zip(series.points, series.kspace, strict=True):
@@ -214,36 +220,46 @@ def compare_series(series: Series, folder: Path) -> None:
     write_cfl(folder / "m", series.maps.transpose(1, 2, 0)[:, :, None])
     unit = spokes * samples / math.sqrt(math.prod(shape)) * float(np.abs(right).max())
 
-    def our(name: str, strength: float) -> Any:
+    def our(name: str, strength: float, iterations: int) -> Any:
         def normal(images: Any) -> Any:
             return np.stack([one(image) for one, image in zip(normals, images, strict=True)])
 
-        low_rank = name == "llr"
-        found = LowRank(strength, shape, xp=np, frames=frames) if low_rank else TotalVariation(strength, (0,))
-        problem = Problem(normal=normal, right=right, energy=energy, penalties=[found])
-        return regularized_sense(problem, iterations=ITERATIONS if low_rank else TV_TIME_ITERATIONS).image
+        makers: dict[str, Callable[[], Penalty]] = {
+            "llr": lambda: LowRank(strength, shape, xp=np, frames=frames),
+            "tv-time": lambda: TotalVariation(strength, (0,)),
+            "l1-wavelet": lambda: L1Wavelet(strength / WAVELETS_LESS, shape, xp=np),
+        }
+        penalties = [makers[each]() for each in name.split(",")]
+        problem = Problem(normal=normal, right=right, energy=energy, penalties=penalties)
+        return regularized_sense(problem, iterations=iterations).image
 
-    def their(name: str, strength: float) -> Any:
+    def their(name: str, strength: float, iterations: int) -> Any:
         files = [str(folder / each) for each in ("k", "m", "out")]
-        # BART's eigenvalues (-e) do not concern its ADMM.
-        penalty = ["-e", "-b", "8", "-R", "L:3:3:{}"] if name == "llr" else ["-R", "T:1024:0:{}"]
-        how = [*(each.format(strength * unit) for each in penalty), f"-i{ITERATIONS}", "-t", str(folder / "t")]
-        runner(["bart", "pics", "-w", "1", *how, *files])()
+        weight = strength * unit
+        penalties = {
+            "llr": ["-e", "-b", "8", "-R", f"L:3:3:{weight}"],  # eigenvalues (-e) do not concern ADMM
+            "tv-time": ["-R", f"T:1024:0:{weight}"],
+            "l1-wavelet": ["-R", f"W:3:0:{weight / WAVELETS_LESS}"],
+        }
+        how = [*itertools.chain(*(penalties[each] for each in name.split(","))), f"-i{iterations}"]
+        runner(["bart", "pics", "-w", "1", *how, "-t", str(folder / "t"), *files])()
         return np.fromfile(folder / "out.cfl", np.complex64).reshape(*shape, frames, order="F").transpose(2, 0, 1)
 
-    for name in ("llr", "tv-time"):
+    counts_of = {"llr": (ITERATIONS,), "tv-time": TV_TIME_ITERATIONS, "tv-time,l1-wavelet": (ITERATIONS,)}
+    for name, counts in counts_of.items():
         for program, run in {"Millrace": our, "BART": their}.items():
             found = []
-            for strength in STRENGTHS:
-                pairs = zip(run(name, strength), series.images, strict=True)
-                found.append((*np.mean([errors(*pair) for pair in pairs], axis=0), strength))
+            for strength, count in itertools.product(strengths(name), counts):
+                pairs = zip(run(name, strength, count), series.images, strict=True)
+                found.append((*np.mean([errors(*pair) for pair in pairs], axis=0), strength, count))
             report("moving phantom", name, program, found)
 
 
 def report(scan: str, name: str, program: str, found: Sequence[tuple[float, ...]]) -> None:
-    (error, similar, in_object, strength), best = min(found), np.max(found, axis=0)
+    (error, similar, in_object, strength, *iterations), best = min(found), np.max(found, axis=0)
     row = f"{scan:16} {name:11} {program:9} NRMSE {error:.4f} SSIM {similar:.4f}, {in_object:.4f} in the object"
-    print(f"{row} at {strength:g}; best SSIM {best[1]:.4f}, {best[2]:.4f}", flush=True)
+    at = "".join(f", {count} iterations" for count in iterations)
+    print(f"{row} at {strength:g}{at}; best SSIM {best[1]:.4f}, {best[2]:.4f}", flush=True)
 
 
 def errors(image: Any, reference: Any) -> tuple[float, float, float]:
@@ -276,7 +292,7 @@ def main() -> None:
             programs = {"Millrace": ours(part), "BART": by_bart(part, scan.points.shape[1], Path(folder))}
             for name in THEIRS:
                 for program, run in programs.items():
-                    found = [(*errors(run(name, each), part.reference), each) for each in STRENGTHS]
+                    found = [(*errors(run(name, each), part.reference), each) for each in strengths(name)]
                     report(scan.name, name, program, found)
     with tempfile.TemporaryDirectory() as folder:
         compare_series(moving(), Path(folder))

@@ -8,6 +8,8 @@
 // Floor on an H200: a sample is read and written once, 4.2 TB/s; the bus that brings it carries 0.05 TB/s.
 //
 //   decode_lz4     : a warp a stream (lz4.cuh)
+//   decode_zlib    : a warp a stream (zlib.cuh)
+//   add_rows<T>    : differences along rows to samples (TIFF's horizontal predictor), a warp a row
 //   copy_streams   : bytes that the file holds as they are
 //   place<T>       : a thread a sample, from its block to its place in the region; samples outside it are skipped
 //   cut<T>         : a thread a sample, from the region to its shuffled block
@@ -37,6 +39,7 @@ struct Block {
 };
 
 #include "lz4.cuh"
+#include "zlib.cuh"
 
 // The axes of chunk and region, padded with leading ones; strides of the region's array in samples.
 struct Placing {
@@ -51,6 +54,32 @@ extern "C" __global__ void copy_streams(Streams streams) {
     u8* target = reinterpret_cast<u8*>(streams.targets[blockIdx.x]);
     u64 bytes = streams.target_bytes[blockIdx.x], step = u64(gridDim.y) * blockDim.x;
     for (u64 i = u64(blockIdx.y) * blockDim.x + threadIdx.x; i < bytes; i += step) target[i] = source[i];
+}
+
+// Blocks of rows of `columns` pixels of `samples`, aligned to a sample.
+template <typename T>
+__global__ void add_rows(u8* decoded, const Block* blocks, int columns, int samples) {
+    const Block b = blocks[blockIdx.x];
+    if (b.source == FILL) return;
+    int length = columns * samples, rows = b.bytes / (length * sizeof(T)), lane = threadIdx.x % 32, warps = blockDim.x / 32;
+    for (int row = blockIdx.y * warps + threadIdx.x / 32; row < rows; row += gridDim.y * warps) {
+        T* line = reinterpret_cast<T*>(decoded + b.source) + i64(row) * length;
+        for (int sample = 0; sample < samples; ++sample) {
+            T before = 0;
+            for (int first = 0; first < columns; first += 32) {
+                T* at = line + i64(first + lane) * samples + sample;
+                bool is_inside = first + lane < columns;
+                T sum = is_inside ? *at : T(0);
+                for (int by = 1; by < 32; by *= 2) {
+                    T other = __shfl_up_sync(ALL_LANES, sum, by);
+                    if (lane >= by) sum += other;
+                }
+                sum += before;
+                if (is_inside) *at = sum;
+                before = __shfl_sync(ALL_LANES, sum, 31);
+            }
+        }
+    }
 }
 
 __device__ u8 byte_of(const u8* block, const Block& b, unsigned k) {

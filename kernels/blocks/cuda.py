@@ -49,6 +49,22 @@ def decode_lz4(streams: Streams, count: int, fault: Any, stream: Any) -> None:
         kernel("blocks", "decode_lz4").launch((count,), (32,), (streams, fault), stream=stream)
 
 
+def decode_zlib(streams: Streams, count: int, fault: Any, stream: Any) -> None:
+    """As `decode_lz4`, of zlib with its checksum; the stream may end before `source_bytes`."""
+    if count:
+        kernel("blocks", "decode_zlib").launch((count,), (32,), (streams, fault), stream=stream)
+
+
+def add_rows(decoded: Any, blocks: Any, itemsize: int, row: tuple[int, int], longest: int, stream: Any) -> None:
+    """Sum the samples of blocks along their rows. row: columns and samples of a pixel; longest: the most bytes of a
+    block."""
+    columns, samples = row
+    rows = blocks_of(longest, columns * samples * itemsize)
+    grid = (blocks.nbytes // 32, min(blocks_of(rows, THREADS // 32), 65_535))
+    args = (decoded, blocks, ctypes.c_int(columns), ctypes.c_int(samples))
+    kernel("blocks", f"add_rows<{TYPES[itemsize]}>").launch(grid, (THREADS,), args, stream=stream)
+
+
 def encode_lz4(streams: Streams, count: int, stream: Any) -> None:
     """Encode streams as LZ4; `target_bytes` become the encoded bytes, or the stream's own if it would not shrink.
     The targets have room for the streams as they are."""
@@ -134,7 +150,8 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType(
             entries=(
                 "copy_streams",
                 "decode_lz4",
-                *(f"place<{name}>" for name in TYPES.values()),
+                "decode_zlib",
+                *(f"{step}<{name}>" for step in ("add_rows", "place") for name in TYPES.values()),
             ),
             run=lambda task: place(*task),
         ),

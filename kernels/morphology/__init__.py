@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Unpack
 
@@ -105,18 +106,22 @@ def difference(image: Any, subtracted: Any, out: Any, nodata: float | None = Non
 def _top_hat(image: Any, size: Any, first: Callable[..., Any], second: Callable[..., Any], options: Options) -> Any:
     """The difference of an image and its opening or closing; on CUDA the last pass takes it if it can."""
     is_closing = first is grey_dilation
-    if not isinstance(image, np.ndarray) and hasattr(image, "__cuda_array_interface__"):
-        taken = Difference(image=image, reverse=is_closing)
-        found = _in_turn(image, size, first, partial(second, difference=taken), options)
-        if taken.is_done:
-            return found
-    else:
-        found = _in_turn(image, size, first, second, options)
+    taken = Difference(image=image, reverse=is_closing)
+    found = _in_turn(image, size, first, second, options, taken)
+    if taken.is_done:
+        return found
     of, subtracted = (found, image) if is_closing else (image, found)
     return difference(of, subtracted, found, options.get("nodata"), options.get("stream"))
 
 
-def _in_turn(image: Any, size: Any, first: Callable[..., Any], second: Callable[..., Any], options: Options) -> Any:
+def _in_turn(
+    image: Any,
+    size: Any,
+    first: Callable[..., Any],
+    second: Callable[..., Any],
+    options: Options,
+    difference: Difference | None = None,
+) -> Any:
     if options.get("mode", "reflect") == "valid" or "valid" in tuple(options.get("mode", ())):
         raise ValueError('mode "valid" would shrink the image twice; choose another')
     out = options.pop("out", None)
@@ -128,4 +133,11 @@ def _in_turn(image: Any, size: Any, first: Callable[..., Any], second: Callable[
         return second(first(image))
     from kernels.morphology import cuda
 
-    return cuda.in_turn(image, first, second, stream=options.get("stream"))
+    both = Difference(image=None, reverse=False) if difference is None else replace(difference)
+    both.opens = True
+    found = second(image, difference=both)
+    if found is None:
+        return cuda.in_turn(image, first, partial(second, difference=difference), stream=options.get("stream"))
+    if difference is not None:
+        difference.is_done = True
+    return found

@@ -22,6 +22,10 @@ def on_host(array: Any) -> bool:
     return isinstance(array, np.ndarray)
 
 
+def _is_one_of(dtypes: Sequence[str], dtype: Any) -> bool:
+    return dtype in dtypes or dtype.name in dtypes  # to make a name takes 3 µs
+
+
 def checked_kind(name: str, array: Any, host: bool | None = None) -> bool:
     """Whether an array is NumPy's; TypeError if it is neither NumPy's nor CuPy's, or not like the plan."""
     check_array(name, array)
@@ -65,7 +69,7 @@ def checked_array(name: str, array: Any, host: bool, trailing: tuple[int, ...]) 
     """The array, whose last axes must be `trailing`."""
     checked_kind(name, array, host)
     supported = DTYPES if host else DTYPES[:1]
-    if array.dtype.name not in supported:
+    if not _is_one_of(supported, array.dtype):
         raise TypeError(f"{name} has dtype {array.dtype}; supported are {', '.join(supported)}")
     if array.ndim < len(trailing) or tuple(array.shape[array.ndim - len(trailing) :]) != trailing:
         wanted = ", ".join(("...", *map(str, trailing)))
@@ -78,7 +82,7 @@ def checked_weights(weights: Any, points: int, host: bool) -> Any:
     if weights is None:
         return None
     checked_kind("weights", weights, host)
-    if weights.dtype.name not in REALS:
+    if not _is_one_of(REALS, weights.dtype):
         raise TypeError(f"weights has dtype {weights.dtype}; supported are {', '.join(REALS)}")
     if weights.shape != (points,):
         raise ValueError(f"weights must have shape [{points}], one a point; got {tuple(weights.shape)}")

@@ -223,7 +223,7 @@ class FistaVectors:
         )
         self._state = cupy.asarray([largest + damping, 1, 0, float("inf"), 0], cupy.float64)
         self._moved, self._threshold = cupy.empty_like(right), cupy.zeros((), cupy.float32)
-        self._blocks = max(min(blocks_of(right.size, THREADS), PARTS_EACH * multiprocessors(), MOST_PARTS), 1)
+        self._blocks = _sum_blocks(right.size)
         self._parts = cupy.empty(6 * self._blocks, cupy.float64)
         self._ticket = cupy.zeros((), cupy.uint32)
 
@@ -238,10 +238,9 @@ class FistaVectors:
     def gradient(self) -> tuple[Any, Any]:
         """The point after a gradient step, whose memory is used again, and the threshold for it."""
         with on_stream(self.image) as stream:
-            args = (self.image, self._before, self._normal, self._normal_before, self._right, self._state)
-            _launch(
-                "fista_gradient", self.image.size, (*args, self._moved, self._threshold, self._struct), stream, True
-            )
+            vectors = (self.image, self._before, self._normal, self._normal_before, self._right, self._state)
+            args = (*vectors, self._moved, self._threshold, self._struct)
+            _launch("fista_gradient", self.image.size, args, stream, dependent=True)
         return self._moved, self._threshold
 
     def accept(self, image: Any, size: Any, normal: Any) -> None:
@@ -252,9 +251,8 @@ class FistaVectors:
             given = (*args, self._state, self._status, self._struct)
             launch((self._blocks,), (THREADS,), given, stream=stream, dependent_launch=True)
             both = (image, normal, self.image, self._before, self._normal, self._normal_before, self._state)
-            _launch(
-                "fista_accept", self.image.size, (*both, ctypes.c_longlong(self.image.size)), stream, dependent=True
-            )
+            count = self.image.size
+            _launch("fista_accept", count, (*both, ctypes.c_longlong(count)), stream, dependent=True)
 
 
 VARIANTS: Mapping[str, Variant] = MappingProxyType(

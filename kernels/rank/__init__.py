@@ -143,7 +143,10 @@ def _filtered(
     check_out(out, shape, task.dtype, apart_from={"image": image})
     if order is None:
         further = {} if difference is None else {"difference": difference}
-        return _body(image, task, out, workers, stream, **further).reshape(shape)
+        result = _body(image, task, out, workers, stream, **further)
+        return None if result is None else result.reshape(shape)
+    if difference is not None and difference.opens:
+        return None
     # Axes that are too far apart are moved together.
     result = _body(image.transpose(order), task, None, workers, stream)
     result = result.reshape([shape[axis] for axis in order]).transpose(np.argsort(order))

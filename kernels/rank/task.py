@@ -43,15 +43,17 @@ class Rank:
 
 @dataclass(kw_only=True)
 class Difference:
-    """A difference that a filter may take as it stores its results, which saves a pass over memory.
+    """What a filter on CUDA may do besides, which saves passes over memory.
 
-    image   : of the results' shape and dtype
+    image   : from which results are subtracted as they are stored, of their shape and dtype; None: from none
     reverse : the image from the results, instead of the results from the image
-    is_done : whether the filter took it
+    opens   : first the opposite filter with the same windows, of the same image; a filter that cannot gives None
+    is_done : whether the filter did it
     """
 
     image: Any
     reverse: bool
+    opens: bool = False
     is_done: bool = False
 
 

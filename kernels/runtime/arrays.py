@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,12 +15,17 @@ __all__ = ["check_array", "check_out", "check_workers", "native"]
 
 def check_array(name: str, array: Any) -> None:
     """TypeError unless `array` is a NumPy or CuPy array without a numpy.ma mask, which would be ignored."""
-    if isinstance(array, np.ma.MaskedArray):
+    if _is_masked(array):
         raise TypeError(
             f"{name} is a numpy.ma array, whose mask would be ignored: give {name}.filled(…) or {name}.data"
         )
     if not isinstance(array, np.ndarray) and type(array).__module__.partition(".")[0] != "cupy":
         raise TypeError(f"{name} must be a NumPy or CuPy array; got {type(array).__name__}")
+
+
+def _is_masked(array: Any) -> bool:
+    """Without loading numpy.ma, which every start would wait for."""
+    return isinstance(array, getattr(sys.modules.get("numpy.ma"), "MaskedArray", ()))
 
 
 def check_workers(workers: Any) -> None:
@@ -44,7 +50,7 @@ def check_out(
     first = next(iter(apart_from.values()))
     on_host = isinstance(first, np.ndarray)
     kind = np.ndarray if on_host else type(first)
-    wrong = not isinstance(out, kind) or isinstance(out, np.ma.MaskedArray)
+    wrong = not isinstance(out, kind) or _is_masked(out)
     if wrong or out.shape != shape or out.dtype != dtype or not out.flags.c_contiguous:
         raise ValueError(f"out must be a C-contiguous {kind.__name__} of shape {shape} and dtype {np.dtype(dtype)}")
     if on_host and not out.flags.writeable:

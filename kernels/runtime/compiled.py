@@ -14,40 +14,45 @@ from types import CodeType
 from typing import Any, TypeVar, cast
 
 import numba
-import numba.np.linalg
 from numba.core import event
-from numba.core.caching import FunctionCache
+from numba.core.caching import CompileResultCacheImpl, FunctionCache
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import Compiler
 from numba.core.registry import CPUDispatcher
+from numba.core.runtime import rtsys
 from numba.core.types.misc import unliteral
 
 from kernels.runtime import compiling
 from kernels.runtime.binaries import cache_folder
 from kernels.runtime.operations import FOLDER
 
+# It registers types. Later, in a thread's first call, that would break other threads' look-ups, which take no lock.
+import_module("numba.experimental.function_type")
+
 
 def _no_blas() -> None:
     raise ImportError("not needed")
 
 
-# On import, Numba looks for SciPy's BLAS, which takes a third of every start and serves matrix products that we do not
-# compile. Only Numba's own lookup is replaced: other threads may be importing SciPy, which needs the BLAS.
-if "scipy.linalg" not in sys.modules:
-    _find = numba.np.linalg.ensure_blas
-    numba.np.linalg.ensure_blas = _no_blas
+@cache
+def _import_array_functions() -> None:
+    """On import, they look for SciPy's BLAS, which takes longer than Numba itself and serves matrix products that we do
+    not compile. Only Numba's own lookup is replaced: other threads may be importing SciPy, which needs the BLAS."""
+    linalg: Any = import_module("numba.np.linalg")
+    find = linalg.ensure_blas
+    if "scipy.linalg" not in sys.modules:
+        linalg.ensure_blas = _no_blas
     try:
-        import numba.np.arraymath
+        import numba.np.arraymath  # noqa: F401
     finally:
-        numba.np.linalg.ensure_blas = _find
-# It registers types. Later, in a thread's first call, that would break other threads' look-ups, which take no lock.
-import_module("numba.experimental.function_type")
+        linalg.ensure_blas = find
 
 
 class _Counted(event.Listener):  # type: ignore[misc]
     """Counts the functions that Numba compiles; those loaded from the cache raise no event."""
 
     def on_start(self, begun: Any) -> None:
+        _import_array_functions()
         compiling.begin()
 
     def on_end(self, ended: Any) -> None:
@@ -131,14 +136,25 @@ class _Compiled(CPUDispatcher):  # type: ignore[misc]
         return self.callee.get_overload(sig)
 
 
+class _Result(CompileResultCacheImpl):  # type: ignore[misc]
+    """Leaves out the environments of callees (see `_CalleeLibrary`), for which loading would import Numba's modules."""
+
+    def reduce(self, result: Any) -> Any:
+        *kept, _environments = super().reduce(result)
+        return (*kept, ())
+
+
 class _MendingCache(FunctionCache):  # type: ignore[misc]
     """Numba's cache, except that it replaces files truncated by a crash or a full disk, and that its key includes the
     constants and the callees of a function, since they are compiled in and may come from other files.
     """
 
+    _impl_class = _Result
+
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         try:
-            return super().load_overload(sig, target_context)
+            rtsys.initialize(target_context)  # all that loaded code needs; Numba would fill the compiler's tables too
+            return self._load_overload(sig, target_context)
         except Exception:  # unpickling damaged bytes can raise anything
             with suppress(OSError):
                 self.flush()

@@ -5,11 +5,12 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 MOST_GRAPHS = 16
 PER_THREAD_STREAM = 2  # CUDA's handle, the same for a different stream in each thread
+_PREPARED: set[tuple[int, Hashable]] = set()  # devices and keys of steps that have run
 
 
 class CaptureSpace:
@@ -52,10 +53,13 @@ class CaptureSpace:
 
 
 class Captured:
-    """A step on the current stream: plain the first time, which loads kernels and makes plans, then as a CUDA graph."""
+    """A step on the current stream: plain the first time, which loads kernels and makes plans, then as a CUDA graph.
 
-    def __init__(self, step: Callable[[], None]) -> None:
-        self._step = step
+    key : names what the step loads and makes; once a step of the same key has run, others are graphs from the start
+    """
+
+    def __init__(self, step: Callable[[], None], key: Hashable = None) -> None:
+        self._step, self._key = step, key
         self._space: CaptureSpace | None = None
         self._graph: Any = None
 
@@ -64,8 +68,12 @@ class Captured:
 
         if self._space is None:
             self._space = CaptureSpace()
-            self._step()
-            return
+            key = (cupy.cuda.Device().id, self._key)
+            if key not in _PREPARED:
+                self._step()
+                if self._key is not None:
+                    _PREPARED.add(key)
+                return
         here = cupy.cuda.get_current_stream()
         if self._graph is None:
             here.synchronize()

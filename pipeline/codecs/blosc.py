@@ -51,32 +51,55 @@ class BloscHeader:
         return bool(self.flags & _STORED)
 
     @property
-    def codec(self) -> int:
-        """0: blosclz, 1: lz4, 2: snappy, 3: zlib, 4: zstd."""
-        return self.flags >> 5
-
-    @property
-    def shuffle(self) -> int:
-        """As `kernels.blocks` names it."""
-        if self.flags & _SHUFFLED and self.typesize > 1:
-            return BYTES
-        return BITS if self.flags & _BITS_SHUFFLED else NO_SHUFFLE
-
-    @property
     def blocks(self) -> int:
         return 0 if self.is_stored or not self.nbytes else -(-self.nbytes // self.block_bytes)
-
-    @property
-    def splits(self) -> bool:
-        """Whether each whole block has a stream for each byte of its samples."""
-        return not self.flags & _NOT_SPLIT and (
-            self.typesize <= _MOST_SPLITS and self.block_bytes // self.typesize >= _LEAST_SPLIT_BYTES
-        )
 
     @property
     def table_end(self) -> int:
         """The chunk's first byte after the header and the table of blocks."""
         return HEADER_BYTES + 4 * self.blocks
+
+
+class BloscHeaders:
+    """The headers of many chunks, each an int64 array of one number for each: see `BloscHeader`.
+
+    codec  : 0: blosclz, 1: lz4, 2: snappy, 3: zlib, 4: zstd
+    splits : whether each whole block has a stream for each byte of its samples
+    """
+
+    def __init__(self, heads: NDArray[np.uint8]) -> None:
+        """`heads`: (chunks, at least `HEADER_BYTES`)."""
+        self.version, _, self.flags, self.typesize = heads[:, :4].astype(np.int64).T
+        self.nbytes, block_bytes, self.stored = heads[:, 4:HEADER_BYTES].view("<u4").astype(np.int64).T
+        self.is_stored = (self.flags & _STORED) > 0
+        self.block_bytes = np.maximum(np.where(self.is_stored, self.nbytes, block_bytes), 1)
+        self._is_block = self.is_stored | ((block_bytes > 0) & (block_bytes <= self.nbytes))
+        self.blocks = np.where(self.is_stored, 0, -(-self.nbytes // self.block_bytes))
+        self.table_ends = HEADER_BYTES + 4 * self.blocks
+
+    def are_damaged(self, nbytes: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Of chunks of so many bytes."""
+        is_right = (nbytes >= HEADER_BYTES) & (self.version == _VERSION) & (self.stored == nbytes) & (self.typesize > 0)
+        ends = np.where(self.is_stored, self.nbytes + HEADER_BYTES == nbytes, self.table_ends <= nbytes)
+        found: NDArray[np.bool_] = ~(is_right & ends & self._is_block)
+        return found
+
+    @property
+    def codec(self) -> NDArray[np.int64]:
+        found: NDArray[np.int64] = self.flags >> 5
+        return found
+
+    @property
+    def shuffle(self) -> NDArray[np.int64]:
+        """As `kernels.blocks` names it."""
+        bits = np.where(self.flags & _BITS_SHUFFLED, BITS, NO_SHUFFLE)
+        return np.where((self.flags & _SHUFFLED > 0) & (self.typesize > 1), BYTES, bits)
+
+    @property
+    def splits(self) -> NDArray[np.bool_]:
+        is_long = self.block_bytes // self.typesize >= _LEAST_SPLIT_BYTES
+        found: NDArray[np.bool_] = (self.flags & _NOT_SPLIT == 0) & (self.typesize <= _MOST_SPLITS) & is_long
+        return found
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,6 @@ Source: c-blosc 1.21, README_CHUNK_FORMAT.rst.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,13 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels.blocks import AXES, BLOCK, FILL, NO_SHUFFLE, Places
-from pipeline.codecs.blosc import HEADER_BYTES, LZ4, BloscHeader
+from pipeline.codecs.blosc import HEADER_BYTES, LZ4, BloscHeaders
 
 _ALIGNMENT_BYTES = 256
 # A stream is decoded by a warp: much larger ones leave the GPU idle, and the processor is faster.
 LONGEST_STREAM_BYTES = 1 << 20
 
 Memory = NDArray[np.uint8]
+Numbers = NDArray[np.int64]
 
 
 class NotPackedError(Exception):
@@ -35,19 +35,22 @@ class PackedBlocks:
     """What a device needs to know of the memory.
 
     nbytes         : of the memory that are used
-    encoded        : the number of raw streams of LZ4; those after them are stored as they are
+    encoded        : the number of encoded streams, raw LZ4 or zlib; those after them are stored as they are
     longest_stored : the most bytes of one of those
+    is_zlib        : whether the encoded streams are zlib
     tables         : offsets of the streams (see `streams`), the blocks and the chunks' origins
     counts         : the number of streams, blocks and chunks
     decoded_bytes  : of all streams side by side
     view           : of the array that the blocks fill, NumPy's or CuPy's, with the axes of the file's chunks
     target         : the part of the chunk's array that is this array
     complete       : fills the rest of the chunk's array
+    differences    : columns and samples of a pixel, if each sample is less the one before it in its row
     """
 
     nbytes: int
     encoded: int
     longest_stored: int
+    is_zlib: bool
     tables: tuple[int, int, int]
     counts: tuple[int, int, int]
     decoded_bytes: int
@@ -55,6 +58,7 @@ class PackedBlocks:
     view: Callable[[Any], Any]
     target: tuple[slice, ...] | None = None
     complete: Callable[[Any], None] | None = None
+    differences: tuple[int, int] | None = None
 
     def streams(self, memory: Memory) -> NDArray[np.uint64]:
         """(4, streams): where each begins in the memory, its bytes, where it goes in the decoded bytes, and its bytes
@@ -90,76 +94,82 @@ class ChunkForm:
 
 
 class Packing:
-    """Gathers the blocks of one region; its methods may be called from several threads."""
+    """Gathers the blocks of one region. Chunks are added many at once, as arrays of a number for each.
+
+    origins : (chunks, axes): each chunk's first sample in the region
+    """
 
     def __init__(self, memory: Memory, chunk: tuple[int, ...], itemsize: int, fill_value: Any) -> None:
         """`memory`: aligned to 8 bytes; `chunk`, `itemsize`: of the file's chunks, of `AXES` axes at most."""
         self._memory = memory
         self._chunk, self._itemsize, self._fill_value = chunk, itemsize, fill_value
-        self._used = self._decoded_bytes = 0
+        self._used = self._decoded_bytes = self._chunks = 0
         self._encoded: list[NDArray[np.uint64]] = []
         self._stored: list[NDArray[np.uint64]] = []
         self._blocks: list[Any] = []
-        self._origins: list[tuple[int, ...]] = []
-        self._blosc_chunks: list[tuple[int, ...]] = []
-        self._starts: list[int] = []
-        self._lock = threading.Lock()
+        self._origins: list[Numbers] = []
+        self._blosc_chunks: list[Numbers] = []
+        self._starts: list[Numbers] = []
 
     def take(self, nbytes: int) -> tuple[int, Memory]:
         """Memory for some of the file's bytes, and its offset. NotPackedError if there is no more."""
-        with self._lock:
-            first = self._used
-            self._used += nbytes
-        if first + nbytes > len(self._memory):
+        first = self._used
+        self._used += nbytes
+        if self._used > len(self._memory):
             raise NotPackedError("the memory is full")
-        return first, self._memory[first : first + nbytes]
+        return first, self._memory[first : self._used]
 
-    def add_fill(self, origin: tuple[int, ...], nbytes: int) -> None:
-        """A chunk of `nbytes` that is not stored."""
-        self._add([origin], _blocks(np.array([FILL]), np.array([0]), np.array([nbytes]), 1, NO_SHUFFLE))
+    def add_fill(self, origins: Numbers, nbytes: int) -> None:
+        """Chunks of `nbytes` that are not stored."""
+        blocks = _blocks(np.full(len(origins), FILL), 0, nbytes, 1, NO_SHUFFLE)
+        self._add(origins, blocks)
 
-    def add_stored(self, origin: tuple[int, ...], at: int, first: int, nbytes: int) -> None:
-        """Bytes at `at` of the memory that are those of a chunk from its byte `first` on."""
-        self._require_whole_samples(first, nbytes)
-        to = self._room(nbytes)
-        self._add(
-            [origin], _blocks(np.array([to]), np.array([first]), np.array([nbytes]), 1, NO_SHUFFLE),
-            stored=_streams([at], [nbytes], [to], [nbytes]),
-        )  # fmt: skip
+    def add_stored(self, origins: Numbers, at: Numbers, firsts: Numbers, sizes: Numbers) -> None:
+        """Bytes at `at` of the memory that are those of a chunk from a byte on."""
+        self._require_whole_samples(firsts, sizes)
+        to = self._rooms(sizes)
+        self._add(origins, _blocks(to, firsts, sizes, 1, NO_SHUFFLE), stored=_streams(at, sizes, to, sizes))
 
-    def add_stream(self, origin: tuple[int, ...], at: int, nbytes: int, decoded_bytes: int) -> None:
-        """A chunk of `decoded_bytes` that is one stream of LZ4: `at` in the memory, of `nbytes`."""
-        to = self._room(decoded_bytes)
-        self._add(
-            [origin], _blocks(np.array([to]), np.array([0]), np.array([decoded_bytes]), 1, NO_SHUFFLE),
-            encoded=_streams([at], [nbytes], [to], [decoded_bytes]),
-        )  # fmt: skip
+    def add_streams(self, origins: Numbers, at: Numbers, sizes: Numbers, decoded_bytes: int) -> None:
+        """Chunks of `decoded_bytes` that are one encoded stream each: `at` in the memory, of so many bytes."""
+        if decoded_bytes > LONGEST_STREAM_BYTES:
+            raise NotPackedError("long streams")
+        decoded = np.full(len(origins), decoded_bytes)
+        to = self._rooms(decoded)
+        self._add(origins, _blocks(to, 0, decoded, 1, NO_SHUFFLE), encoded=_streams(at, sizes, to, decoded))
 
-    def add_blosc(self, origin: tuple[int, ...], header: BloscHeader, at: int, ends: int, numbers: range,
-                  starts: Sequence[int] | None = None) -> None:  # fmt: skip
-        """Blocks of a Blosc chunk, by their numbers; `packed` looks at them.
+    def add_blosc(
+        self, origins: Numbers, headers: BloscHeaders, at: Numbers, ends: Numbers, blocks: tuple[Numbers, Numbers],
+        has_table: NDArray[np.bool_], starts: Numbers,
+    ) -> None:  # fmt: skip
+        """Blocks of Blosc chunks; `packed` looks at them.
 
-        at     : where the chunk's first byte would be in the memory, which may hold a part of the chunk
-        ends   : the chunk's byte after the last that the memory holds
-        starts : of these blocks, in the chunk; None: the memory holds the chunk with its table
+        at        : where a chunk's first byte would be in the memory, which may hold a part of the chunk
+        ends      : the chunk's byte after the last that the memory holds
+        blocks    : the number of the first, and of the last + 1
+        has_table : whether the memory holds the chunk with its table
+        starts    : of the blocks of all other chunks, where they begin in their chunks
         """
-        if header.codec != LZ4:
-            raise NotPackedError(f"Blosc's codec {header.codec}")
-        self._require_whole_samples(header.block_bytes, header.nbytes)
-        with self._lock:
-            chunk = len(self._origins)
-            self._origins.append(origin)
-            self._blosc_chunks.append(
-                (chunk, header.nbytes, header.block_bytes, header.typesize, header.shuffle, header.splits,
-                 header.table_end, at, ends, numbers.start, len(numbers), starts is None)
-            )  # fmt: skip
-            self._starts += starts if starts is not None else [0] * len(numbers)
+        if np.any(headers.codec != LZ4):
+            raise NotPackedError("another of Blosc's codecs")
+        self._require_whole_samples(headers.block_bytes, headers.nbytes)
+        first, count = blocks[0], blocks[1] - blocks[0]
+        self._blosc_chunks.append(
+            np.stack(
+                [self._chunks + np.arange(len(origins)), headers.nbytes, headers.block_bytes, headers.typesize,
+                 headers.shuffle, headers.splits, headers.table_ends, at, ends, first, count, has_table]
+            )
+        )  # fmt: skip
+        all_starts = np.zeros(int(count.sum()), np.int64)
+        all_starts[~np.repeat(has_table, count)] = starts
+        self._starts.append(all_starts)
+        self._add(origins)
 
     def _look_at_blosc(self) -> None:
         """Find the streams of all blocks of Blosc chunks. NotPackedError if one is damaged: the processor names it."""
-        if not self._blosc_chunks:
+        if not any(map(len, self._starts)):
             return
-        columns = np.array(self._blosc_chunks, np.int64).T
+        columns = np.concatenate(self._blosc_chunks, axis=1)
         counts = columns[10]
         of_chunk, first_block = np.repeat(np.arange(len(counts)), counts), np.repeat(np.cumsum(counts) - counts, counts)
         chunk, nbytes, block_bytes, typesize, shuffle, splits, table_end, at, ends, first, _, has_table = (
@@ -167,7 +177,7 @@ class Packing:
         )
         within = np.arange(len(of_chunk)) - first_block
         number = first + within
-        begins = np.array(self._starts, np.int64)
+        begins = np.concatenate(self._starts)
         table = np.flatnonzero(has_table)
         begins[table] = self._numbers(at[table] + HEADER_BYTES + 4 * number[table])
         sizes = np.minimum(block_bytes, nbytes - number * block_bytes)
@@ -175,8 +185,7 @@ class Packing:
         decoded = sizes // splits
         if np.any(sizes % splits) or int(decoded.max()) > LONGEST_STREAM_BYTES:
             raise NotPackedError("blocks that split unevenly, or long streams")
-        room = -(-columns[2] * counts // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
-        targets = (self._room(int(room.sum())) + np.cumsum(room) - room)[of_chunk] + within * block_bytes
+        targets = self._rooms(columns[2] * counts)[of_chunk] + within * block_bytes
         if np.any(begins < table_end):
             raise NotPackedError("a damaged table of blocks")
         found, at_stream = [], begins
@@ -198,12 +207,13 @@ class Packing:
         self._encoded.append(streams[:, ~is_stored])
         self._stored.append(streams[:, is_stored])
 
-    def packed(self) -> PackedBlocks:
-        """Write the tables behind the bytes. NotPackedError if they do not fit, or a block is damaged."""
+    def packed(self, *, is_zlib: bool = False, differences: tuple[int, int] | None = None) -> PackedBlocks:
+        """Write the tables behind the bytes; for `PackedBlocks`. NotPackedError if they do not fit, or a block is
+        damaged."""
         self._look_at_blosc()
         streams = np.concatenate([np.zeros((4, 0), np.uint64), *self._encoded, *self._stored], axis=1)
         encoded, blocks = sum(each.shape[1] for each in self._encoded), np.concatenate(self._blocks)
-        origins = origin_rows(self._origins, len(self._chunk))
+        origins = origin_rows(np.concatenate(self._origins), len(self._chunk))
         tables = []
         for table in (streams, blocks, origins):
             self._used = -(-self._used // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
@@ -212,33 +222,33 @@ class Packing:
             tables.append(first)
         longest = int(streams[3, encoded:].max(initial=0))
         return PackedBlocks(
-            nbytes=self._used, encoded=encoded, longest_stored=longest,
+            nbytes=self._used, encoded=encoded, longest_stored=longest, is_zlib=is_zlib,
             tables=(tables[0], tables[1], tables[2]), counts=(streams.shape[1], len(blocks), len(origins)),
             decoded_bytes=self._decoded_bytes,
             places=Places(chunk=self._chunk, fill_value=self._fill_value, longest=int(blocks["bytes"].max())),
-            view=lambda array: array,
+            view=lambda array: array, differences=differences,
         )  # fmt: skip
 
-    def _add(self, origins: Sequence[tuple[int, ...]], blocks: Any, encoded: Any = None, stored: Any = None) -> None:
-        """`blocks`: their chunks are counted from the first of these origins."""
-        with self._lock:
-            blocks["chunk"] += len(self._origins)
-            self._origins += origins
+    def _add(self, origins: Numbers, blocks: Any = None, encoded: Any = None, stored: Any = None) -> None:
+        """`blocks`: one for each of these chunks; None: they are looked at later."""
+        if blocks is not None:
+            blocks["chunk"] = self._chunks + np.arange(len(origins))
             self._blocks.append(blocks)
-            if encoded is not None:
-                self._encoded.append(encoded)
-            if stored is not None:
-                self._stored.append(stored)
+        self._chunks += len(origins)
+        self._origins.append(origins)
+        if encoded is not None:
+            self._encoded.append(encoded)
+        if stored is not None:
+            self._stored.append(stored)
 
-    def _room(self, nbytes: int) -> int:
-        """Where bytes go when they are decoded."""
-        with self._lock:
-            first = self._decoded_bytes
-            self._decoded_bytes += -(-nbytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
-        return first
+    def _rooms(self, sizes: Numbers) -> Numbers:
+        """Where bytes go when they are decoded, each aligned."""
+        ends: Numbers = self._decoded_bytes + np.cumsum(-(-sizes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES)
+        first, self._decoded_bytes = self._decoded_bytes, int(ends[-1]) if len(ends) else self._decoded_bytes
+        return np.concatenate([[first], ends[:-1]]) if len(ends) else ends
 
-    def _require_whole_samples(self, *sizes: int) -> None:
-        if any(size % self._itemsize for size in sizes):
+    def _require_whole_samples(self, *sizes: Numbers) -> None:
+        if any(np.any(size % self._itemsize) for size in sizes):
             raise NotPackedError("blocks that end within samples")
 
     def _numbers(self, at: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -247,7 +257,7 @@ class Packing:
         return found.astype(np.int64)
 
 
-def origin_rows(origins: Sequence[tuple[int, ...]], axes: int) -> NDArray[np.int32]:
+def origin_rows(origins: Sequence[tuple[int, ...]] | Numbers, axes: int) -> NDArray[np.int32]:
     """As rows of `AXES` numbers, zeros first."""
     rows = np.zeros((len(origins), AXES), np.int32)
     rows[:, AXES - axes :] = origins

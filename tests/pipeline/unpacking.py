@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import struct
 
 import imagecodecs
@@ -49,7 +50,12 @@ def unpack(packed, memory, out):
         assert len(stream) == length
         if number < packed.encoded:
             try:
-                stream = imagecodecs.lz4_decode(stream, out=size, header=False)
+                decode = (
+                    imagecodecs.zlib_decode
+                    if packed.is_zlib
+                    else functools.partial(imagecodecs.lz4_decode, header=False)
+                )
+                stream = decode(stream, out=size)
             except Exception:  # of any library
                 return False
         if len(stream) != size:
@@ -57,6 +63,10 @@ def unpack(packed, memory, out):
         assert to + size <= len(decoded)
         decoded[to : to + size] = np.frombuffer(stream, np.uint8)
     blocks, origins = packed.blocks(memory), packed.origins(memory)
+    if packed.differences is not None:
+        for first, size in blocks[blocks["source"] >= 0][["source", "bytes"]].tolist():
+            rows = decoded[first : first + size].view(out.dtype).reshape(-1, *packed.differences)
+            rows[...] = np.cumsum(rows, axis=1, dtype=out.dtype)
     target = packed.view(out if packed.target is None else out[packed.target])
     assert blocks["bytes"].max() == packed.places.longest
     place(decoded, blocks, origins[:, origins.shape[1] - target.ndim :], target, packed.places)

@@ -12,10 +12,11 @@ import numba
 import numba.np.linalg
 import pytest
 from numba.core import cgutils
-from numba.core.caching import FunctionCache
+from numba.core.caching import CompileResultCacheImpl, FunctionCache
 from numba.core.codegen import JITCodeLibrary
-from numba.core.compiler import Compiler
+from numba.core.compiler import Compiler, CompileResult
 from numba.core.registry import CPUDispatcher
+from numba.core.runtime import rtsys
 
 from kernels.runtime import compiled
 
@@ -26,8 +27,8 @@ def plain(value: int) -> int:
 
 def test_arraymath_asks_ensure_blas_and_takes_an_import_error_for_no_blas() -> None:
     """Otherwise every start loads SciPy, or fails."""
-    code = "import sys, kernels.runtime.compiled, numba.np.arraymath as m; "
-    code += "print('scipy.linalg' in sys.modules, m._HAVE_BLAS)"
+    code = "import sys; from kernels.runtime.compiled import compiled; compiled(lambda x: x + 1)(1); "
+    code += "import numba.np.arraymath as m; print('scipy.linalg' in sys.modules, m._HAVE_BLAS)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout.split() == ["False", "False"]
     assert list(inspect.signature(numba.np.linalg.ensure_blas).parameters) == []
@@ -69,6 +70,14 @@ def test_the_index_key_tells_the_functions_that_the_cache_keeps(
     assert cache._py_func is plain
     assert len(asked) == 2  # as it loads, and as it saves
     assert all(isinstance(key, tuple) for key in asked)
+
+
+def test_a_result_is_kept_with_its_environments_last_and_loaded_without_tables() -> None:
+    """`compiled` leaves them out, and calls the second half of `load_overload` alone."""
+    assert [*inspect.signature(CompileResult._rebuild).parameters][-1] == "referenced_envs"
+    assert FunctionCache._impl_class is CompileResultCacheImpl
+    assert list(inspect.signature(FunctionCache._load_overload).parameters) == ["self", "sig", "target_context"]
+    assert list(inspect.signature(rtsys.initialize).parameters) == ["ctx"]
 
 
 def test_files_are_kept_where_cache_dir_pointed_when_the_cache_was_made(

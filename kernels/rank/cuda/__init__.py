@@ -39,15 +39,20 @@ def filtered(
     out        : C-contiguous array for the result, or None for a new one
     stream     : the cupy.cuda.Stream to launch on; default CuPy's current one
     variant    : a name in `VARIANTS`; default the fastest that applies
-    difference : to take where `variant` is not given and the fastest can
+    difference : to take where `variant` is not given and the fastest can; None is returned if it cannot open
 
     Nothing waits for the device. Raises ValueError where the variant named does not apply.
     """
     import cupy
 
+    opens = difference is not None and difference.opens
+    if opens and not extremes.applies(task):
+        return None
     given = out is not None and variant is None and image.flags.c_contiguous
     layout = _layout(image, task, out, difference) if given else None
     known = None if layout is None else _repeats.get(layout)
+    if opens and layout in _repeats and known is None:
+        return None
     if known is not None and cupy.cuda.runtime.getDevice() == image.data.device_id:
         current = cupy.cuda.get_current_stream() if stream is None else stream
         known.launch([array.data.ptr for array in _arrays(image, out, difference)], current.ptr)
@@ -60,12 +65,13 @@ def filtered(
             out = cupy.empty(task.out_shape, task.dtype)
         if variant is not None and not VARIANTS[variant].applies(task):
             raise ValueError(f"variant {variant!r} cannot filter {task.dtype} with windows of {task.taps}")
-        applicable = [each for each in VARIANTS.values() if each.applies(task)]
-        chosen = applicable[-1] if variant is None else VARIANTS[variant]
-        takes = variant is None and difference is not None and extremes.applies(task)
-        run = partial(chosen.run, source, task, out, current)
+        takes = variant is None and difference is not None and (opens or extremes.applies(task))
         if takes:
             run = partial(extremes.run, source, task, out, current, difference)
+        else:
+            applicable = [each for each in VARIANTS.values() if each.applies(task)]
+            chosen = applicable[-1] if variant is None else VARIANTS[variant]
+            run = partial(chosen.run, source, task, out, current)
         if layout is None or takes != (difference is not None):
             run()
         else:
@@ -73,17 +79,19 @@ def filtered(
             if repeat is not None:
                 if len(_repeats) >= MAX_REPEATS:
                     _repeats.clear()
-                _repeats[layout] = repeat
-    return out
+                _repeats[layout] = repeat if difference is None or difference.is_done else None
+    return out if difference is None or difference.is_done or not opens else None
 
 
 MAX_REPEATS = 256
 ALIGNMENT = 256  # bytes; launches depend on a pointer's remainder only
-_repeats: dict[Any, Repeat] = {}  # of earlier calls: choosing kernels and grids takes longer than many chunks
+# Of earlier calls: choosing kernels and grids takes longer than many chunks. None: it could not open.
+_repeats: dict[Any, Repeat | None] = {}
 
 
 def _arrays(image: Any, out: Any, difference: Difference | None) -> tuple[Any, ...]:
-    return (image, out) if difference is None else (image, out, difference.image)
+    # An opening's image is subtracted from itself.
+    return (image, out) if difference is None or difference.opens else (image, out, difference.image)
 
 
 def _layout(image: Any, task: Task, out: Any, difference: Difference | None) -> Any:
@@ -93,7 +101,9 @@ def _layout(image: Any, task: Task, out: Any, difference: Difference | None) -> 
     if task.footprint is not None or len({*pointers}) < len(pointers):
         return None
     aligned = tuple(pointer % ALIGNMENT for pointer in pointers)
-    subtracted = None if difference is None else (difference.reverse, difference.image.strides)
+    subtracted = None
+    if difference is not None:
+        subtracted = difference.opens, difference.reverse, getattr(difference.image, "strides", None)
     return task, repr(task.cval), repr(task.nodata), aligned, subtracted, image.data.device_id
 
 

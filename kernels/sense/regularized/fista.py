@@ -86,13 +86,15 @@ class Fista:
 
     rests = True
 
-    def __init__(self, problem: Problem, largest: float, tolerance: float = 0.0) -> None:
-        """largest: of the normal operator's eigenvalues. tolerance: the change from which the image rests."""
+    def __init__(self, problem: Problem, largest: float, tolerance: float = 0.0, *, applied: bool = False) -> None:
+        """largest: of the normal operator's eigenvalues. tolerance: the change from which the image rests. applied: the
+        normal operator has been applied, so it has what it needs."""
         (self._penalty,) = problem.penalties
         self._problem = problem
         xp = namespace(problem.right)
         self.status = xp.full(3, np.inf)
-        self.captured = captured_step(problem, self.step)
+        key = (problem.right.shape, self._penalty.key) if applied and self._penalty.key else None
+        self.captured = captured_step(problem, self.step, key)
         if xp is np:
             vectors: Any = _Vectors  # the host looks at each status itself
         else:

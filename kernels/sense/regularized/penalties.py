@@ -8,7 +8,7 @@ repeat an iteration. Random shifts come from a table on the device: wavelets and
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,7 @@ class Penalty(ABC):
     simple = True  # K = 1
     wipes = True  # R(x) = 0 is no image
     captured = True  # a CUDA graph can hold its operations
+    key: Hashable = None  # names the kernels of its operations, for `Captured`; None: a first step is plain
 
     def __init__(self, strength: float) -> None:
         if not (np.isfinite(strength) and strength >= 0):
@@ -94,6 +95,7 @@ class L1Wavelet(_Shifted):
     ) -> None:
         super().__init__(strength, shape, shape, seed, xp)
         self._wavelet = Wavelet(shape, family)
+        self.key = (family, self.shift is None)
 
     def shrink(self, values: Any, threshold: Any) -> tuple[Any, Any]:
         coefficients = self._wavelet.forward(values, shift=self.shift, threshold=threshold)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -48,7 +48,7 @@ def penalty_states(problem: Problem) -> Mapping[str, Any]:
     return {f"{name}_{number}": array for number, state in found for name, array in state.items()}
 
 
-def captured_step(problem: Problem, step: Callable[[], None]) -> Captured | None:
-    """A solver's step for a CUDA graph, if all operations of the problem can be captured."""
+def captured_step(problem: Problem, step: Callable[[], None], key: Hashable = None) -> Captured | None:
+    """A solver's step for a CUDA graph, if all operations of the problem can be captured. key: see `Captured`."""
     can = problem.capture and all(penalty.captured for penalty in problem.penalties)
-    return Captured(step) if can else None
+    return Captured(step, key) if can else None

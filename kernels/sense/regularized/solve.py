@@ -55,9 +55,11 @@ def regularized_sense(
     if len(unit.penalties) == 1 and unit.penalties[0].simple:
         if largest is None and resumption is not None and resumption.saved and "numbers" in resumption.saved:
             largest = 1.0  # the saved state has a better one
-        if largest is None:
+        if largest is not None:
+            solver = Fista(unit, largest, tolerance)
+        else:
             largest = largest_eigenvalue(unit.normal, unit.right, capture=unit.capture)
-        solver = Fista(unit, largest, tolerance)
+            solver = Fista(unit, largest, tolerance, applied=True)
     else:
         solver = Admm(unit, steps_for(unit, agreed))
     status = iterate(

@@ -1,4 +1,4 @@
-"""Decodes the packed blocks of a chunk on a GPU: kernels decode their LZ4 and place their samples."""
+"""Decodes the packed blocks of a chunk on a GPU: kernels decode their streams and place their samples."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels.blocks import AXES, BLOCK
-from kernels.blocks.cuda import Streams, copy_streams, decode_lz4, place
+from kernels.blocks.cuda import Streams, add_rows, copy_streams, decode_lz4, decode_zlib, place
 from pipeline.codecs.packed import PackedBlocks
 
 _WORD = 8
@@ -36,11 +36,14 @@ class Unpacking:
         packed, count = self._packed, self._packed.encoded
         fault = cupy.empty((), cupy.int32)
         cupy.cuda.runtime.memsetAsync(fault.data.ptr, NO_FAULT & 0xFF, fault.nbytes, stream.ptr)
-        decode_lz4(self._streams(0), count, fault, stream)
+        decode = decode_zlib if packed.is_zlib else decode_lz4
+        decode(self._streams(0), count, fault, stream)
         copy_streams(self._streams(count), packed.counts[0] - count, packed.longest_stored, stream)
         target = packed.view(out if packed.target is None else out[packed.target])
         blocks = self._bytes(packed.tables[1], BLOCK.itemsize * packed.counts[1])
         origins = self._bytes(packed.tables[2], 4 * AXES * packed.counts[2])
+        if packed.differences is not None:
+            add_rows(self._decoded, blocks, target.itemsize, packed.differences, packed.places.longest, stream)
         place(self._decoded, blocks, origins, target, packed.places, stream=stream)
         if packed.complete is not None:
             packed.complete(out)

@@ -113,11 +113,28 @@ def test_a_gpu_gives_the_bits_of_the_cpu(name: str, dtype: str) -> None:
     import cupy
 
     image = samples_of((161, 147, 3), dtype)
-    for options in ({"size": (4, 33)}, {"size": 131}, {"size": (300, 1)}, {"footprint": disk(3)}):
-        for mode in ("nearest", "constant"):
+    for options in ({"size": (4, 33)}, {"size": 131}, {"size": (300, 1)}, {"footprint": disk(3)}, {"size": (5, 3)}):
+        for mode in ("nearest", "constant", "reflect"):
             found = getattr(ours, name)(cupy.asarray(image), mode=mode, cval=7, channel_axis=2, **options)
             expected = getattr(ours, name)(image, mode=mode, cval=7, channel_axis=2, **options)
             same_bits(found.get(), expected, f"{options}")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "int16", "float32"])
+@pytest.mark.parametrize("name", [each for each in NAMES if each not in ("grey_erosion", "grey_dilation")])
+def test_a_gpu_opens_in_one_pass(name: str, dtype: str) -> None:
+    """Windows of both steps beyond every edge, and larger than the image."""
+    import cupy
+
+    for index, shape in enumerate([(97, 512), (61, 331), (2, 35, 1040), (9, 67)]):
+        image = samples_of(shape, dtype, index)
+        axes = (len(shape) - 2, len(shape) - 1)
+        for size in (3, (1, 5), (9, 1), 15, (21, 7)):
+            for mode in ("reflect", "mirror", "wrap"):
+                found = getattr(ours, name)(cupy.asarray(image), size, axes=axes, mode=mode)
+                expected = getattr(ours, name)(image, size, axes=axes, mode=mode)
+                same_bits(found.get(), expected, f"{shape} {size} {mode}")
 
 
 @pytest.mark.sanitize("morphology", "rank")

@@ -63,3 +63,21 @@ def test_solvers_one_after_the_other_take_no_more_memory(cupy: Any) -> None:
             taken.append(outside.total_bytes())
     assert len(set(taken[1:])) == 1
     assert made.get().tolist() == [2.0**12 - 1] * (1 << 20)
+
+
+def test_a_step_like_an_earlier_one_is_a_graph_from_the_start(cupy: Any) -> None:
+    """The host runs the first one twice, plainly and for its graph, and later ones only for their graphs."""
+    runs: list[str] = []
+    key = object()
+    for name, given, expected in (("first", key, 2), ("like it", key, 1), ("other", object(), 2), ("none", None, 2)):
+        made = cupy.zeros(5, np.float32)
+
+        def add(name: str = name, made: Any = made) -> None:
+            runs.append(name)
+            cupy.add(made, 1, out=made)
+
+        step = Captured(add, given)
+        for _ in range(4):
+            step()
+        assert runs.count(name) == expected
+        np.testing.assert_array_equal(made.get(), 4)

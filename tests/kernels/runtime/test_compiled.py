@@ -29,8 +29,9 @@ def beside(name, *others, alone=builtins.__import__):
         thread.join()
     return alone(name, *others)
 
+from kernels.runtime.compiled import compiled
 builtins.__import__ = beside
-import kernels.runtime.compiled
+compiled(lambda x: x + 1)(1)
 """
 
 
@@ -92,13 +93,16 @@ def test_a_callee_is_compiled_once_for_all_integers_and_has_no_code_for_python(
 
 
 def test_what_a_callee_raises_comes_to_python(tmp_path: Path) -> None:
-    """Also from code that was loaded."""
-    code = "from kernels.runtime.compiled import compiled\n"
-    code += "@compiled\ndef inner(x):\n    if x > 1:\n        raise ValueError('too many')\n    return x\n"
+    """Also from code that was loaded, for which nothing of the compiler is loaded."""
+    code = "import numpy as np\nfrom kernels.runtime.compiled import compiled\n"
+    code += (
+        "@compiled\ndef inner(x):\n    if x > 1:\n        raise ValueError('too many')\n    return np.empty(x).size\n"
+    )
     code += "@compiled\ndef outer(x):\n    return inner(x) + 1\n"
     (tmp_path / "raising.py").write_text(code)
     calls = "import raising; print(raising.outer(1), sum(raising.outer.stats.cache_hits.values()))\n"
     calls += "try:\n    raising.outer(2)\nexcept ValueError as exc:\n    print(exc)\n"
+    calls += "import sys; print({'numba.np.arrayobj', 'numba.np.npyimpl'} & set(sys.modules) == set())\n"
     environment = os.environ | {
         "NUMBA_CACHE_DIR": str(tmp_path),
         "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path]),
@@ -107,7 +111,7 @@ def test_what_a_callee_raises_comes_to_python(tmp_path: Path) -> None:
         done = subprocess.run(
             [sys.executable, "-c", calls], capture_output=True, text=True, env=environment, check=True
         )
-        assert done.stdout == f"2 {hits}\ntoo many\n"
+        assert done.stdout == f"2 {hits}\ntoo many\n{hits == 1}\n"
 
 
 def test_threads_that_load_at_once_keep_to_one_folder() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import tifffile
 import zarr
 
 from pipeline.engine.devices.device import CpuDevice
@@ -60,6 +61,34 @@ def test_the_result_is_the_same(tmp_path, image, workload, parameters):
     found, receipt = result(tmp_path / "in.zarr", tmp_path / "b.npy", device, workload, **parameters)
     np.testing.assert_array_equal(found, expected)
     assert len(device.chunks) > receipt["chunks"] // 2
+
+
+@pytest.mark.parametrize("predicted", [False, True])
+def test_a_tiff_of_deflate_gives_the_same_result(tmp_path, image, predicted):
+    tifffile.imwrite(tmp_path / "in.tif", image, tile=(64, 64), compression="zlib", predictor=predicted)
+    device = Unpacking(2)
+    found, receipt = result(tmp_path / "in.tif", tmp_path / "b.zarr", device, size="5", compression="lz4")
+    expected, _ = result(tmp_path / "in.tif", tmp_path / "a.npy", CpuDevice(2), size="5")
+    np.testing.assert_array_equal(found, expected)
+    assert len(device.chunks) > receipt["chunks"] // 2
+    assert len(device.encoded) == receipt["chunks"]
+
+
+@pytest.mark.parametrize("damage", ["stream", "checksum"])
+def test_a_damaged_tile_is_named_as_by_the_processor(tmp_path, image, damage):
+    path = tmp_path / "in.tif"
+    tifffile.imwrite(path, image, tile=(64, 64), compression="zlib", predictor=True)
+    with tifffile.TiffFile(path) as tiff:
+        first, length = (getattr(tiff.pages[0], name)[7] for name in ("dataoffsets", "databytecounts"))
+    data = bytearray(path.read_bytes())
+    if damage == "stream":
+        data[first + length // 2 : first + length] = bytes(length - length // 2)
+    else:
+        data[first + length - 1] ^= 1
+    path.write_bytes(data)
+    for device in (CpuDevice(2), Unpacking(2)):
+        with pytest.raises(InputError, match=r"in\.tif: page 0, tile 7 does not decode .*export it again"):
+            result(path, tmp_path / "b.npy", device, size="3")
 
 
 def test_a_wrapped_image_is_read_by_the_processor_at_its_edges(tmp_path, image):

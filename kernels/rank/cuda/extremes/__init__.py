@@ -24,10 +24,11 @@ ENTRIES = tuple(
     for c_type in C_TYPES.values()
     for least in ("true", "false")
 ) + tuple(
-    f"extreme_strip<{C_TYPES[name]}, {least}, {keeps}>"
+    f"extreme_strip<{C_TYPES[name]}, {least}, {keeps}, {plain}>"
     for name in ("uint8", "uint16", "int16", "float32")
     for least in ("true", "false")
-    for keeps in ("true", "false")
+    for keeps in ("false, false", "true, false", "true, true")
+    for plain in ("true", "false")
 )
 ROW_THREADS, ROW_WORDS = 256, 16  # of words.cuh
 BOX_THREADS = 256  # of box.cuh
@@ -35,6 +36,7 @@ BLOCKS = {4: 3, 8: 2}  # of a multiprocessor, by the rows of a group
 STRIP_THREADS = 32  # of strip.cuh
 STRIP_BLOCKS = {1: (16, 16), 2: (16, 20), 4: (16, 24)}  # of a multiprocessor, by a sample's bytes, and if rows are kept
 STRIP_FEWEST, STRIP_MANY = 4, 16  # blocks of a multiprocessor, at least, and if rows are kept
+STRIP_OPENS = 208  # threads of a multiprocessor that have results, at least, if it opens
 STRIP_LOST = 16  # vectors of a warp that only serve others, at most
 FEW, SOME = 8, 20  # rows of a window: more than FEW are loaded twice, up to SOME in groups of four
 VECTOR = 16  # bytes
@@ -43,6 +45,7 @@ VECTOR = 16  # bytes
 MOST = ((160 << 10, 64, 1040), (0, 24, 520))
 ENOUGH_THREADS = 384  # of a multiprocessor
 NARROW_BYTES = 128  # of the samples inside an axis: below this, a warp's columns are no whole lines of memory
+SYMMETRIC = ("reflect", "mirror", "wrap")  # border modes: a window there has the samples of one in the image
 MAX_BLOCKS = (1 << 31) - 1
 MAX_LENGTH = 1 << 30  # of an axis, and of the samples inside one: positions have 32 bits
 
@@ -65,7 +68,7 @@ class BoxTask(ctypes.Structure):
         *((name, ctypes.c_int) for name in ("in_pitch", "out_pitch", "columns", "out_columns", "tile")),
         *((name, ctypes.c_int) for name in ("rows", "out_rows", "tiles", "bands", "band")),
         *((name, ctypes.c_int) for name in ("first_y", "first_x", "mode_y", "mode_x")),
-        *((name, ctypes.c_int) for name in ("taps_y", "taps_x", "step", "pair", "slots")),
+        *((name, ctypes.c_int) for name in ("taps_y", "taps_x", "step", "pair", "inner", "slots")),
         *((name, ctypes.c_int) for name in ("is_first", "is_last", "omit_nan", "has_nodata")),
         *((name, ctypes.c_int) for name in ("aligned_in", "aligned_out", "subtracts")),
     )
@@ -80,9 +83,29 @@ def applies(task: Task) -> bool:
 
 
 def run(image: Any, task: Task, out: Any, stream: Any, difference: Difference | None = None) -> None:
+    opens = difference is not None and difference.opens
+    passes, together = [*_passes(task)], _pixels(task)
+    if opens and not _can_open(task):
+        return
+    if not (len(together) == 1 and _run(image, task, out, stream, difference, together, by_strips=True)) and (
+        len(passes) == 1 or not opens
+    ):
+        _run(image, task, out, stream, difference, passes, by_strips=opens)
+
+
+def _run(
+    image: Any,
+    task: Task,
+    out: Any,
+    stream: Any,
+    difference: Difference | None,
+    passes: list[ExtremesTask | BoxTask],
+    *,
+    by_strips: bool,
+) -> bool:
+    """Launches the passes; if the only one has to be taken `by_strips` and cannot, it returns False."""
     import cupy
 
-    passes = [*_passes(task)]
     least = "true" if int(task.rank.of(task.samples)) == 0 else "false"
     types, values, source = f"{C_TYPES[task.dtype.name]}, {least}", constants(task), image
     for number, each in enumerate(passes):
@@ -90,17 +113,36 @@ def run(image: Any, task: Task, out: Any, stream: Any, difference: Difference | 
         each.omit_nan, each.has_nodata = task.omit_nan, task.nodata is not None
         target = out if each.is_last else cupy.empty(_samples(each), task.dtype)
         if isinstance(each, ExtremesTask):
+            if by_strips:
+                return False
             _launch_rows(each, types, task.dtype.itemsize, stream, (source, target, each, *values))
         else:
             other = source
-            if each.is_last and difference is not None:
-                each.subtracts, difference.is_done = 1 + difference.reverse, True
+            if each.is_last and difference is not None and difference.image is not None:
+                each.subtracts = 1 + difference.reverse
                 other = difference.image.reshape(each.planes, each.out_rows, each.out_columns)  # a view if it can be
                 if other.strides[-1] != other.itemsize:
                     other = cupy.ascontiguousarray(other)
                 each.image_plane, each.image_pitch = (step // other.itemsize for step in other.strides[:2])
-            _launch_box(each, types, task.dtype.itemsize, stream, (source, target, other, each, *values))
+            opens = difference is not None and difference.opens
+            arguments = (source, target, other, each, *values)
+            if not _launch_strip(each, types, task.dtype.itemsize, stream, arguments, opens):
+                if by_strips:
+                    return False
+                _launch_box(each, types, task.dtype.itemsize, stream, arguments)
+            if each.is_last and difference is not None:
+                difference.is_done = True
         source = target
+    return True
+
+
+def _can_open(task: Task) -> bool:
+    """Whether the first step's results beyond the edges are those of windows there: so it is if edges are mirrors, or
+    none, and if windows are symmetric."""
+    return all(
+        axis.taps == 1 or (axis.taps % 2 == 1 and axis.first == -(axis.taps // 2) and axis.mode in SYMMETRIC)
+        for axis in task.axes
+    )
 
 
 def _samples(each: ExtremesTask | BoxTask) -> int:
@@ -128,6 +170,20 @@ def _passes(task: Task) -> Iterator[ExtremesTask | BoxTask]:
             yield from _box(planes, rows, _whole(none, across), itemsize)
     if first.taps > 1:
         yield from _box(task.planes, first, _whole(none, rows.out_length * across), itemsize)
+
+
+def _pixels(task: Task) -> list[ExtremesTask | BoxTask]:
+    """Passes along both axes of pixels with channels, of which strips can take one."""
+    first, rows, columns = task.axes
+    if task.inner == 1 or first.taps > 1 or columns.taps == 1:
+        return []
+    samples = Axis(
+        length=columns.length * task.inner, out_length=columns.out_length * task.inner,
+        first=columns.first * task.inner, taps=1, mode=columns.mode,
+    )  # fmt: skip
+    passes = [*_box(task.planes * first.length, rows, samples, task.dtype.itemsize)]
+    passes[0].taps_x, passes[0].inner = columns.taps, task.inner
+    return [*passes]
 
 
 def _whole(axis: Axis, length: int) -> Axis:
@@ -172,6 +228,7 @@ def _box(planes: int, rows: Axis, columns: Axis, itemsize: int) -> Iterator[BoxT
             out_pitch=out_pitch, columns=width, out_columns=out_width, rows=height, out_rows=out_height,
             first_y=border[0].first, first_x=border[1].first, mode_y=MODES.index(border[0].mode),
             mode_x=MODES.index(border[1].mode), taps_y=taps, taps_x=across if number == 0 else 1, step=step, pair=pair,
+            inner=1,
         )  # fmt: skip
         height, width, pitch = out_height, out_pitch, out_pitch
 
@@ -201,12 +258,7 @@ def _launch_rows(task: ExtremesTask, types: str, itemsize: int, stream: Any, arg
 
 def _launch_box(task: BoxTask, types: str, itemsize: int, stream: Any, arguments: Any) -> None:
     each = VECTOR // itemsize
-    source, target, *_ = arguments
-    task.aligned_in = task.in_pitch % each == source.data.ptr % VECTOR == 0
-    task.aligned_out = task.out_pitch % each == target.data.ptr % VECTOR == 0
     ahead = (0 if task.aligned_out else each - 1) + each - 1  # at most: samples of a tile before its first window
-    if _launch_strip(task, types, each, stream, arguments):
-        return
     is_many, group = task.taps_y > FEW, 8 if task.taps_y > SOME else 4
     task.slots = -(-(task.taps_y - 1) // group) if is_many else 0 if task.taps_y == 1 else task.taps_y // 2 * 2 + 2
     is_short = task.taps_x < 2 * each
@@ -232,30 +284,39 @@ def _launch_box(task: BoxTask, types: str, itemsize: int, stream: Any, arguments
     )  # fmt: skip
 
 
-def _launch_strip(task: BoxTask, types: str, each: int, stream: Any, arguments: Any) -> bool:
+def _launch_strip(task: BoxTask, types: str, itemsize: int, stream: Any, arguments: Any, opens: bool) -> bool:
     """Launches the kernel of strip.cuh if it can take the pass; returns whether it can."""
-    itemsize = VECTOR // each
+    each, steps = VECTOR // itemsize, 2 if opens else 1
+    source, target, *_ = arguments
+    task.aligned_in = task.in_pitch % each == source.data.ptr % VECTOR == 0
+    task.aligned_out = task.out_pitch % each == target.data.ptr % VECTOR == 0
+    task.first_y, task.first_x = task.first_y * steps, task.first_x * steps
     is_plain = not task.omit_nan and not task.has_nodata and task.is_first and task.is_last
-    lost = STRIP_THREADS - (STRIP_THREADS * each - task.first_x % each - task.taps_x + 1) // each
+    slack = 0 if task.aligned_out else each  # results before the tile's, of which some are stored with them
+    used = (STRIP_THREADS * each - slack - task.first_x % each - steps * (task.taps_x - 1) * task.inner) // each
+    lost = STRIP_THREADS - used + (not task.aligned_in)
     if (
-        itemsize not in STRIP_BLOCKS or (itemsize == 4 and not is_plain) or not (task.aligned_in and task.aligned_out)
-        or task.pair > 0 or task.step > 1 or lost > STRIP_LOST
+        itemsize not in STRIP_BLOCKS or (itemsize == 4 and not is_plain) or task.pair > 0 or task.step > 1
+        or lost > STRIP_LOST or (not task.aligned_in and task.columns < 2 * each)
     ):  # fmt: skip
         return False
     pairs = (task.taps_y - 1) // 2
     for keeps, most in enumerate(STRIP_BLOCKS[itemsize]):
-        vectors = pairs + (pairs + 1 if keeps else 0)
+        vectors = steps * (pairs + (pairs + 1 if keeps else 0))
         needed = STRIP_THREADS * (VECTOR * vectors + each * (max(4, 2 * itemsize) + 4))
         fit = min(shared_bytes_a_multiprocessor() // (needed + 1024), most)
-        if fit >= (STRIP_MANY if keeps else STRIP_FEWEST):
-            shared_bytes, held, kept = needed, fit, "true" if keeps else "false"
-        elif not keeps:
+        if opens and keeps and (fit := min(fit, STRIP_BLOCKS[itemsize][0])) * (STRIP_THREADS - lost) >= STRIP_OPENS:
+            shared_bytes, held, kept = needed, fit, "true, true"
+        elif not opens and fit >= (STRIP_MANY if keeps else STRIP_FEWEST):
+            shared_bytes, held, kept = needed, fit, "true, false" if keeps else "false, false"
+        elif opens == keeps:
             return False
     task.tile = (STRIP_THREADS - lost) * each
-    task.tiles = -(-task.out_columns // task.tile)
-    task.band = _band(task.tiles * task.planes, task.out_rows, task.taps_y, multiprocessors() * held)
+    task.tiles = -(-(task.out_columns + max(slack - 1, 0)) // task.tile)
+    task.band = _band(task.tiles * task.planes, task.out_rows, steps * task.taps_y, multiprocessors() * held)
     task.bands = -(-task.out_rows // task.band)
-    kernel("rank", f"extreme_strip<{types}, {kept}>").launch(
+    plain = "true" if task.aligned_in and task.aligned_out and task.inner == 1 else "false"
+    kernel("rank", f"extreme_strip<{types}, {kept}, {plain}>").launch(
         (task.tiles * task.bands * task.planes,), (STRIP_THREADS,), arguments, shared_bytes=shared_bytes, stream=stream
     )
     return True

@@ -1,5 +1,5 @@
 // Minima and maxima of boxes of two axes, in one pass over memory. Part of rank.cu. strip.cuh is faster where it applies: not for
-// windows of many rows, rows that do not begin at whole vectors, doubles, and floats with missing samples.
+// windows of very many rows or columns, doubles, and floats with missing samples.
 //
 // A block goes through a band of rows of one tile of columns, four or eight rows at a time; every other band goes upwards, so
 // that neighbours read the rows that both need at the same time. A thread has 16 bytes of each row, whose samples lie side

@@ -18,6 +18,7 @@ struct BoxTask {
     int band;                          // rows of results of a band
     int first_y, first_x, mode_y, mode_x;
     int taps_y, taps_x, step, pair;
+    int inner;  // samples of a pixel of a row, from one of a window to the next
     int slots;  // of a ring
     int is_first, is_last, omit_nan, has_nodata;
     int aligned_in, aligned_out;
@@ -81,6 +82,15 @@ __device__ __noinline__ Vector<Sample> some_of(const Sample* line, long long at,
         }
     }
     return found;
+}
+
+// The vector at x of a line of at least as many samples, whatever its address; samples beyond the ends are any.
+template <typename Sample>
+__device__ __noinline__ Vector<Sample> vector_of(const Sample* line, int x, int columns) {
+    constexpr int SAMPLES = Vector<Sample>::SAMPLES;
+    const int begin = max(0, min(x, columns - SAMPLES));
+    const Vector<Sample> found = vector_at(line + begin, false);
+    return shifted(found, found, max(0, min(x - begin, SAMPLES - 1)));
 }
 
 // a - b, which saturates; nodata where either is missing.

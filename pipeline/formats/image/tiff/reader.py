@@ -6,12 +6,14 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.codecs.packed import NotPackedError, PackedBlocks, Packing
 from pipeline.codecs.parallel import for_each, split
 from pipeline.codecs.scratch import scratch
 from pipeline.formats.image.base import (
@@ -27,9 +29,11 @@ from pipeline.formats.image.contiguous import ContiguousSamples
 from pipeline.formats.image.tiff.blocks import DecodedBlocks, Span, coding_of, is_together
 from pipeline.formats.image.tiff.described import described
 from pipeline.formats.image.tiff.ifd import read_directories
+from pipeline.formats.image.tiff.packed_tiles import OF_DIFFERENCES, can_be_packed, pack_tiles
 from pipeline.formats.image.tiff.page import BlockPart, Page
 from pipeline.formats.image.tiff.stack import Stack, arrange, at_level
 from pipeline.storage.object_file import opened_to_read
+from pipeline.storage.objects import ObjectPath
 
 
 @dataclass(frozen=True)
@@ -115,6 +119,36 @@ class TiffReader(ImageReader):
                 read_page(number)
         else:
             for_each(read_page, rest, pages[0].block_bytes)
+
+    @cached_property
+    def packs(self) -> bool:
+        pages = self._stack.pages
+        kinds = {(page.tiled, page.block, page.compression, page.predictor) for page in pages}
+        return not isinstance(self.path, ObjectPath) and len(kinds) == 1 and all(map(can_be_packed, pages))
+
+    def read_packed(self, region: Region, memory: NDArray[np.uint8]) -> PackedBlocks | None:
+        first = self._stack.pages[0]
+        if not self.packs or not all(region.shape):
+            return None
+        planes = self._planes.ndim
+        (*outer, top, left), rest = region.start[: planes + 2], region.start[planes + 2 :]
+        rows, columns = (
+            blocks_along((region.start[axis], region.stop[axis]), size)
+            for axis, size in zip((planes, planes + 1), first.block, strict=True)
+        )
+        shape = (*[1] * planes, *first.block, first.block_samples)[: len(region.start)]
+        packing = Packing(memory, shape, self.header.dtype.itemsize, 0)
+        across = range(columns[0][0], columns[-1][0] + 1)
+        try:
+            for plane, (down, _, _) in itertools.product(np.ndindex(*region.shape[:planes]), rows):
+                page = self._stack.pages[self._planes[tuple(map(sum, zip(plane, outer, strict=True)))]]
+                beside = [number * first.block[1] - left for number in across]
+                origins = [(*plane, down * first.block[0] - top, at, *(-start for start in rest)) for at in beside]
+                pack_tiles(packing, self._file, page, down, across, np.array(origins))
+            differences = first.pixels if first.predictor == OF_DIFFERENCES else None
+            return packing.packed(is_zlib=True, differences=differences)
+        except NotPackedError:
+            return None
 
     def at_level(self, level: int) -> ImageReader:
         """Its header has the level's shape, and the whole image's calibration."""

@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kernels.blocks import AXES
-from pipeline.codecs.blosc import HEADER_BYTES, BloscHeader, read_header
+from pipeline.codecs.blosc import HEADER_BYTES, BloscHeaders
 from pipeline.codecs.chunk_codec import ChunkCodec
 from pipeline.codecs.packed import LONGEST_STREAM_BYTES, NotPackedError, Packing
-from pipeline.codecs.scratch import scratch
-from pipeline.formats.image.zarr.chunk_files import StoredBytes
 
 _LZ4_SIZE_BYTES = 4  # before numcodecs' LZ4
 # Of a chunk, read first: the header and a table of a thousand blocks.
 HEAD_BYTES = 4096
+
+
+class StoredTogether(NamedTuple):
+    """Encoded chunks that are open.
+
+    nbytes : (chunks,): of each; negative if it is not stored
+    heads  : uint8 (chunks, HEAD_BYTES): how each begins
+    read   : for some chunks, by number: from which byte on, to which address, and how many bytes
+    """
+
+    nbytes: NDArray[np.int64]
+    heads: NDArray[np.uint8]
+    read: Callable[[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]], None]
 
 
 def can_be_packed(codec: ChunkCodec) -> bool:
@@ -34,75 +47,85 @@ def can_be_packed(codec: ChunkCodec) -> bool:
     )
 
 
-def pack_chunk(
-    packing: Packing, codec: ChunkCodec, stored: StoredBytes | None, within: Sequence[slice], origin: tuple[int, ...]
+def pack_chunks(
+    packing: Packing, codec: ChunkCodec, stored: StoredTogether, within: NDArray[np.int64], origins: NDArray[np.int64]
 ) -> None:
-    """Add a chunk's blocks that hold the samples `within` it. `origin`: its first sample in the region.
+    """Add chunks' blocks that hold some of their samples, without a step of the interpreter for each chunk.
 
-    Only what lies in the first `HEAD_BYTES` is looked at: the rest may be read later.
+    within  : (chunks, axes, 2): the samples of each, start and stop along each axis
+    origins : (chunks, axes): each chunk's first sample in the region
 
-    NotPackedError if the processor must decode it; raises as `ChunkFiles.read`.
+    Only `heads` are looked at: the rest may be read later. NotPackedError if the processor must decode one.
     """
-    first, last = _bytes_of(codec, within)
-    if stored is None:
-        packing.add_fill(origin, codec.nbytes)
+    is_there = stored.nbytes >= 0
+    packing.add_fill(origins[~is_there], codec.nbytes)
+    there = np.flatnonzero(is_there)
+    if not len(there):
         return
-    head = scratch("encoded", min(HEAD_BYTES, stored.nbytes))
-    stored.read(0, head)
+    steps = np.array([math.prod(codec.shape[axis + 1 :]) for axis in range(len(codec.shape))]) * codec.dtype.itemsize
+    firsts, ends = within[there, :, 0] @ steps, (within[there, :, 1] - 1) @ steps + codec.dtype.itemsize
     if codec.stages[0].name == "blosc":
-        _pack_blosc(packing, stored, head, codec.nbytes, first, last, origin)
+        _pack_blosc(packing, stored, there, codec.nbytes, firsts, ends, origins[there])
         return
-    if head[:_LZ4_SIZE_BYTES].tobytes() != codec.nbytes.to_bytes(_LZ4_SIZE_BYTES, "little"):
+    sizes = stored.nbytes[there]
+    if np.any(sizes < _LZ4_SIZE_BYTES) or np.any(stored.heads[there, :_LZ4_SIZE_BYTES].view("<u4") != codec.nbytes):
         raise NotPackedError("LZ4 of another size")  # of which the processor's decoder tells
-    at, data = packing.take(stored.nbytes)
-    stored.read(0, data)
-    packing.add_stream(origin, at + _LZ4_SIZE_BYTES, stored.nbytes - _LZ4_SIZE_BYTES, codec.nbytes)
+    at = _read(packing, stored, there, np.zeros_like(sizes), sizes)
+    packing.add_streams(origins[there], at + _LZ4_SIZE_BYTES, sizes - _LZ4_SIZE_BYTES, codec.nbytes)
 
 
-def _bytes_of(codec: ChunkCodec, within: Sequence[slice]) -> tuple[int, int]:
-    """The first byte of a part of a chunk, and the one after its last."""
-    first = last = 0
-    for span, length in zip(within, codec.shape, strict=True):
-        first, last = first * length + span.start, last * length + span.stop - 1
-    return first * codec.dtype.itemsize, (last + 1) * codec.dtype.itemsize
+def _read(
+    packing: Packing, stored: StoredTogether, chunks: NDArray[np.int64], firsts: NDArray[np.int64],
+    sizes: NDArray[np.int64],
+) -> NDArray[np.int64]:  # fmt: skip
+    """Read parts of chunks side by side; returns where each begins in the memory."""
+    starts = np.cumsum(sizes) - sizes
+    at, data = packing.take(int(sizes.sum()))
+    stored.read(chunks, firsts, data.ctypes.data + starts, sizes)
+    return at + starts
 
 
 def _pack_blosc(
-    packing: Packing, stored: StoredBytes, head: NDArray[np.uint8], nbytes: int, first: int, last: int,
-    origin: tuple[int, ...],
+    packing: Packing, stored: StoredTogether, chunks: NDArray[np.int64], nbytes: int, firsts: NDArray[np.int64],
+    ends: NDArray[np.int64], origins: NDArray[np.int64],
 ) -> None:  # fmt: skip
-    header = _header(head, stored.nbytes, nbytes)
-    if last - first == nbytes:
-        at, data = packing.take(stored.nbytes)
-        stored.read(0, data)
-        if header.is_stored:
-            packing.add_stored(origin, at + HEADER_BYTES, 0, nbytes)
-        else:
-            packing.add_blosc(origin, header, at, stored.nbytes, range(header.blocks))
-        return
-    if header.is_stored:
-        at, data = packing.take(last - first)
-        stored.read(HEADER_BYTES + first, data)
-        packing.add_stored(origin, at, first, last - first)
-        return
-    if header.table_end > len(head):
+    heads, most = stored.heads[chunks], stored.nbytes[chunks]
+    headers = BloscHeaders(heads)
+    if np.any(headers.are_damaged(most)) or np.any(headers.nbytes != nbytes):
+        raise NotPackedError("a damaged Blosc header")  # the processor names it
+    is_whole, is_stored = ends - firsts == nbytes, headers.is_stored
+    begins, sizes = np.zeros_like(most), most.copy()
+    parts = np.flatnonzero(is_stored & ~is_whole)
+    begins[parts], sizes[parts] = HEADER_BYTES + firsts[parts], (ends - firsts)[parts]
+    encoded, parts = np.flatnonzero(~is_stored), np.flatnonzero(~is_stored & ~is_whole)
+    blocks = firsts // headers.block_bytes, -(-ends // headers.block_bytes)
+    starts = np.zeros(0, np.int64)
+    if len(parts):
+        begins[parts], sizes[parts], starts = _parts_of(heads[parts], headers, parts, blocks, most[parts])
+    at = _read(packing, stored, chunks, begins, sizes) - begins
+    some = np.flatnonzero(is_stored)
+    packing.add_stored(origins[some], (at + HEADER_BYTES + firsts)[some], firsts[some], (ends - firsts)[some])
+    packing.add_blosc(
+        origins[encoded], BloscHeaders(heads[encoded]), at[encoded], (begins + sizes)[encoded],
+        (blocks[0][encoded], blocks[1][encoded]), is_whole[encoded], starts,
+    )  # fmt: skip
+
+
+def _parts_of(
+    heads: NDArray[np.uint8], headers: BloscHeaders, parts: NDArray[np.int64],
+    blocks: tuple[NDArray[np.int64], NDArray[np.int64]], nbytes: NDArray[np.int64],
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:  # fmt: skip
+    """The first byte and the bytes of some blocks of chunks, and where each block begins in its chunk."""
+    counts, table_ends = headers.blocks[parts], headers.table_ends[parts]
+    if np.any(table_ends > HEAD_BYTES):
         raise NotPackedError("many small blocks")
-    numbers = range(first // header.block_bytes, -(-last // header.block_bytes))
-    table = head[HEADER_BYTES : header.table_end].view("<i4").tolist()
-    starts = table[numbers.start : numbers.stop]
+    table = heads[:, HEADER_BYTES : HEADER_BYTES + 4 * int(counts.max())].view("<i4").astype(np.int64)
+    number, beyond = np.arange(table.shape[1]), np.iinfo(np.int64).max
+    wanted = (number >= blocks[0][parts, np.newaxis]) & (number < blocks[1][parts, np.newaxis])
     # Encoders with several threads write blocks in any order.
-    begin, most = min(starts), max(starts)
-    ends = min((start for start in table if start > most), default=stored.nbytes)
-    if begin < header.table_end or ends > stored.nbytes or most >= ends:
-        raise ValueError("a damaged Blosc table of blocks")
-    at, data = packing.take(ends - begin)
-    stored.read(begin, data)
-    packing.add_blosc(origin, header, at - begin, ends, numbers, starts)
-
-
-def _header(data: NDArray[np.uint8], stored: int, nbytes: int) -> BloscHeader:
-    """The header of a chunk that decodes to `nbytes`."""
-    header = read_header(data[:HEADER_BYTES], stored)
-    if header.nbytes != nbytes:
-        raise ValueError(f"it decodes to {header.nbytes:,} bytes instead of {nbytes:,}")
-    return header
+    first, last = np.where(wanted, table, beyond).min(1), np.where(wanted, table, -1).max(1)
+    is_later = (number < counts[:, np.newaxis]) & (table > last[:, np.newaxis])
+    ends = np.minimum(np.where(is_later, table, beyond).min(1), nbytes)
+    if np.any((first < table_ends) | (last >= ends)):
+        raise NotPackedError("a damaged Blosc table of blocks")
+    return first, ends - first, table[wanted]

@@ -34,11 +34,11 @@ from pipeline.formats.image.base import (
     require_fit,
 )
 from pipeline.formats.image.metadata.notes import Notes
-from pipeline.formats.image.zarr.chunk_files import ChunkFiles, StoredBytes
+from pipeline.formats.image.zarr.chunk_files import ChunkFiles
 from pipeline.formats.image.zarr.chunk_objects import ChunkObjects
 from pipeline.formats.image.zarr.layout import Layout, find_array
 from pipeline.formats.image.zarr.nodes import UnusualError, node
-from pipeline.formats.image.zarr.packed_chunks import can_be_packed, pack_chunk
+from pipeline.formats.image.zarr.packed_chunks import can_be_packed, pack_chunks
 from pipeline.formats.image.zarr.stored_array import Place, StoredArray, kind_of, stored_array
 from pipeline.storage.objects import ObjectPath, failure
 from pipeline.storage.positional import reading
@@ -137,24 +137,15 @@ class ZarrReader(ImageReader):
         wanted = self._wanted(region)
         packing = Packing(memory, self._chunk, self.header.dtype.itemsize, files.array.fill_value)
 
-        def pack(piece: _Piece, stored: StoredBytes | None) -> None:
-            place, _, within = zip(*piece, strict=True)
-            origin = tuple(n * size - start for n, size, (start, _) in zip(place, self._chunk, wanted, strict=True))
-            try:
-                pack_chunk(packing, files.array.codec, stored, within, origin)
-            except NotPackedError:
-                raise
-            except Exception:
-                with _translated(self.path, _undecoded(place)):
-                    raise
-
-        try:
-            pieces = self._pieces(wanted)  # other readers are at work too; a pool would take longer to wake
-            with stored_together(files, [tuple(number for number, _, _ in piece) for piece in pieces]) as stored:
-                for piece, each in zip(pieces, stored, strict=True):
-                    pack(piece, each)
+        pieces = self._pieces(wanted)
+        places = [tuple(number for number, _, _ in piece) for piece in pieces]
+        within = np.array([[(part.start, part.stop) for _, _, part in piece] for piece in pieces])
+        origins = np.array(places) * np.array(self._chunk) - np.array([start for start, _ in wanted])
+        try:  # other readers are at work too; a pool would take longer to wake
+            with stored_together(files, places) as stored:
+                pack_chunks(packing, files.array.codec, stored, within, origins)
             return replace(packing.packed(), view=self._in_stored_order)
-        except NotPackedError:
+        except (NotPackedError, InputError, OSError, ValueError):  # the processor's way names the fault
             return None
 
     def _wanted(self, region: Region) -> list[tuple[int, int]]:

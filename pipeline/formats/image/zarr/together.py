@@ -5,10 +5,11 @@ Imported only when chunks are read or written: the loops need Numba, which takes
 
 from __future__ import annotations
 
+import ctypes
 import math
 import os
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -21,11 +22,13 @@ from pipeline.codecs.chunk_codec import BLOSC, ENCODED, ChunkCodec
 from pipeline.codecs.packed import NotPackedError
 from pipeline.codecs.parallel import for_each, threads_for
 from pipeline.codecs.scratch import scratch
-from pipeline.formats.image.zarr.chunk_files import ChunkFiles, StoredBytes
-from pipeline.formats.image.zarr.packed_chunks import HEAD_BYTES
+from pipeline.formats.image.zarr.chunk_files import ChunkFiles
+from pipeline.formats.image.zarr.packed_chunks import HEAD_BYTES, StoredTogether
 from pipeline.formats.image.zarr.stored_array import Place, StoredArray
 from pipeline.storage.confinement import is_confined, open_beneath
 from pipeline.storage.partial import PartialFolder
+
+Numbers = NDArray[np.int64]
 
 
 class ChunkPart(NamedTuple):
@@ -114,41 +117,44 @@ def read_together(files: ChunkFiles, kind: int, parts: Sequence[ChunkPart], targ
 
 
 @contextmanager
-def stored_together(files: ChunkFiles, places: Sequence[Place]) -> Iterator[Iterable[StoredBytes | None]]:
-    """As `ChunkFiles.stored`, of several chunks. What lies beyond the first `HEAD_BYTES` of a file has been read when
-    the context is left.
+def stored_together(files: ChunkFiles, places: Sequence[Place]) -> Iterator[StoredTogether]:
+    """Several chunks' encoded bytes. What lies beyond the first `HEAD_BYTES` of a file has been read when the context
+    is left.
 
     NotPackedError if a file cannot be read: the processor's way names the fault.
     """
-    array = files.array
+    array, heads = files.array, np.empty((len(places), HEAD_BYTES), np.uint8)
     if array.index is not None:
         with ExitStack() as opened:
-            yield (opened.enter_context(files.stored(place)) for place in places)
+            stored = [opened.enter_context(files.stored(place)) for place in places]
+            for each, head in zip(stored, heads, strict=True):
+                if each is not None:
+                    each.read(0, head[: each.nbytes])
+
+            def read_each(chunks: Numbers, firsts: Numbers, addresses: Numbers, sizes: Numbers) -> None:
+                for chunk, first, address, size in np.stack([chunks, firsts, addresses, sizes], 1).tolist():
+                    found = stored[chunk]
+                    assert found is not None, "it is stored"
+                    found.read(first, np.frombuffer((ctypes.c_uint8 * size).from_address(address), np.uint8))
+
+            yield StoredTogether(np.array([-1 if s is None else s.nbytes for s in stored], np.int64), heads, read_each)
         return
     names, name_at = bytearray(), np.zeros(len(places), np.int64)
     for number, place in enumerate(places):
         name_at[number] = len(names)
         names += os.fsencode(array.name(place)) + b"\0"
-    found, heads = np.full((len(places), 2), loops.NONE, np.int64), np.empty((len(places), HEAD_BYTES), np.uint8)
-    spans: list[tuple[int, int, int, int]] = []
+    found, spans = np.full((len(places), 2), loops.NONE, np.int64), []
 
-    def stored(descriptor: int, nbytes: int, head: NDArray[np.uint8]) -> StoredBytes | None:
-        if descriptor == loops.FAULT or nbytes > array.codec.limits[-1]:
-            raise NotPackedError("a file that does not open, or is too long")
-
-        def read(first: int, out: NDArray[np.uint8]) -> None:
-            if first + len(out) <= len(head):
-                out[:] = head[first : first + len(out)]
-            else:
-                spans.append((descriptor, first, out.ctypes.data, len(out)))
-
-        return None if descriptor == loops.NONE else StoredBytes(nbytes, read)
+    def read(chunks: Numbers, firsts: Numbers, addresses: Numbers, sizes: Numbers) -> None:
+        spans.append(np.stack([found[chunks, 0], firsts, addresses, sizes], 1))
 
     try:
         with _opened(files.folder) as (folder, resolve):
             loops.open_files(found, heads, np.frombuffer(names, np.uint8), name_at, folder, resolve)
-        yield [stored(*each) for each in zip(*found.T.tolist(), heads, strict=True)]
-        if spans and not loops.read_spans(np.array(spans, np.int64)):
+        if np.any(found[:, 0] == loops.FAULT) or np.any(found[:, 1] > array.codec.limits[-1]):
+            raise NotPackedError("a file that does not open, or is too long")
+        yield StoredTogether(np.where(found[:, 0] == loops.NONE, -1, found[:, 1]), heads, read)
+        if spans and not loops.read_spans(np.concatenate(spans)):
             raise NotPackedError("a file that was cut short")
     except OSError as error:
         raise NotPackedError("the folder does not open") from error

@@ -69,12 +69,14 @@ def test_images_are_those_of_the_cpu(cupy: Any, which: str) -> None:
 
 
 def test_a_graph_makes_the_same_bits(cupy: Any) -> None:
-    found = [
+    """Also if an earlier solution has loaded all kernels, so that the first iteration is a graph already."""
+    first, *others = [
         regularized_sense(problem(cupy, penalties=penalties(cupy, "wavelet"), capture=capture), iterations=15)
-        for capture in (False, True)
+        for capture in (False, True, True)
     ]
-    np.testing.assert_array_equal(found[0].image.get(), found[1].image.get())
-    np.testing.assert_array_equal(found[0].status, found[1].status)
+    for each in others:
+        np.testing.assert_array_equal(each.image.get(), first.image.get())
+        np.testing.assert_array_equal(each.status, first.status)
 
 
 @pytest.mark.parametrize("which", ["wavelet", "tv"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numcodecs
 import numpy as np
 import pytest
+import tifffile
 import zarr
 
 from pipeline.formats.image import open_image
@@ -41,6 +42,27 @@ def test_every_codec_and_shuffle(tmp_path, compressor, dtype):
     for region in regions(SHAPE):
         memory = np.zeros(2 * image.nbytes + (1 << 16), np.uint8)
         with open_image(tmp_path / "a.zarr") as reader:
+            packed = reader.read_packed(region, memory)
+        assert packed is not None
+        found, is_right = unpacked(packed, memory, region.shape, image.dtype)
+        assert is_right
+        np.testing.assert_array_equal(found, image[region.slices])
+
+
+@pytest.mark.sanitize("blocks")
+@pytest.mark.parametrize("blocks", [{"tile": (48, 64)}, {"rowsperstrip": 17}], ids=str)
+@pytest.mark.parametrize("shape", [(211, 307), (97, 141, 3)])
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "int32"])
+@pytest.mark.parametrize("predictor", [False, True])
+def test_tiles_and_strips_of_deflate(tmp_path, blocks, shape, dtype, predictor):
+    image = samples(dtype, shape)
+    photometric = "rgb" if len(shape) == 3 else "minisblack"
+    tifffile.imwrite(
+        tmp_path / "a.tif", image, compression="zlib", predictor=predictor, photometric=photometric, **blocks
+    )
+    for region in regions(shape):
+        memory = np.zeros(2 * image.nbytes + (1 << 16), np.uint8)
+        with open_image(tmp_path / "a.tif") as reader:
             packed = reader.read_packed(region, memory)
         assert packed is not None
         found, is_right = unpacked(packed, memory, region.shape, image.dtype)

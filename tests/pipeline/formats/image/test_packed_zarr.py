@@ -166,18 +166,19 @@ def test_damaged_chunks_are_named_or_left_to_the_processor(tmp_path):
         chunk.write_bytes(data[: len(data) - int(rng.integers(1, 40))] if turn % 7 == 0 else data)
         memory = np.full(1 << 15, 0x5A, np.uint8)
         with open_image(path) as reader:
-            try:
-                packed = reader.read_packed(Region((3, 0), (30, 64)), memory)
-            except InputError as error:
-                messages.append(str(error))
-                continue
+            packed = reader.read_packed(Region((3, 0), (30, 64)), memory)
+            if packed is None:
+                try:
+                    reader.read(Region((3, 0), (30, 64)), np.empty((27, 64), np.uint16))
+                except InputError as error:
+                    messages.append(str(error))
         if packed is not None:
             streams = packed.streams(memory).astype(np.int64)
             assert (streams[0] + streams[1] <= packed.tables[0]).all()
             assert (streams[2] + streams[3] <= packed.decoded_bytes).all()
             unnoticed += unpack(packed, memory, np.zeros((27, 64), np.uint16))
     assert len(messages) > 50
-    assert all(message.startswith(f"{path}: chunk 0/0 does not decode (ValueError") for message in messages)
+    assert all(message.startswith(f"{path}: chunk 0/0 does not decode (") for message in messages)
     assert unnoticed < 250  # samples alone are wrong
 
 
