@@ -27,7 +27,7 @@ def half_weights(sigma: float, radius: int, dtype: np.dtype) -> tuple[float, ...
 
 
 def rounded_half(sigma: float, radius: int, one: int) -> tuple[float, ...]:
-    """Multiples of 1 / `one` that sum to exactly one, with the smallest sum of errors over all taps: each is rounded to
+    """Multiples of 1 / `one` that sum to exactly one, with a small sum of errors over all taps: each is rounded to
     nearest, then those that were rounded farthest move back by one unit."""
     exact = gaussian_half(sigma, radius) * one
     units = np.rint(exact)
