@@ -35,15 +35,15 @@
 #include "cuda/columns.cuh"
 #include "cuda/fused.cuh"
 #include "cuda/ladder/steps.cuh"
-#include "cuda/resample.cuh"
-#include "cuda/planes.cuh"
+#include "cuda/decimated/resample.cuh"
+#include "cuda/decimated/planes.cuh"
 #include "cuda/running.cuh"
 #include "samples.cuh"
 #include "cuda/sweep.cuh"
 #include "cuda/axis_rounding.cuh"
-#include "cuda/tensor.cuh"
+#include "cuda/gaussians/tensor.cuh"
 #include "cuda/tree.cuh"
-#include "cuda/wide.cuh"
+#include "cuda/gaussians/wide.cuh"
 
 constexpr int MAX_HALF = 128;  // weights at distances 0 … 127
 constexpr int THREADS = 256;
@@ -55,7 +55,7 @@ struct Axis {
 
 #include "cuda/far.cuh"
 #include "cuda/streamed.cuh"
-#include "cuda/words.cuh"
+#include "cuda/gaussians/words.cuh"
 
 template <typename Work>
 struct Weights {

@@ -18,15 +18,13 @@ from kernels.smoothing.cuda import (
     fused,
     ladder,
     passes,
-    resample,
     running,
     streamed,
     sweep,
-    tensor,
     tree,
-    wide,
-    words,
 )
+from kernels.smoothing.cuda.decimated import resample
+from kernels.smoothing.cuda.gaussians import tensor, wide, words
 from kernels.smoothing.window import MAX_TAPS, Window, result_dtype
 
 # The contract fixes every rounding, so the compiler must not contract multiplications and additions.

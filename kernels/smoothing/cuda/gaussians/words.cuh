@@ -6,7 +6,7 @@
 #include "opaque.cuh"
 #include "pdl.cuh"
 #include "shifted.cuh"
-#include "cuda/tensor.cuh"
+#include "cuda/gaussians/tensor.cuh"
 
 // words: kernels/smoothing/words.py defines the sums, which are exact, and has their names. As in `tensor`, sums are
 // products with banded matrices of weights, and a block walks along a strip of rows. A warp sums one channel of
