@@ -73,7 +73,8 @@ def run(image: Any, windows: Sequence[Window], cval: float, out: Any, stream: An
     strip = _Strip(view, radius, aligned=picture.aligned)
     picture.bands = -(-picture.out_rows // strip.rows)
     resident = min(strip.blocks, blocks_a_multiprocessor(strip.shared_bytes)) * multiprocessors()
-    cost = PieceCost(unit=strip.chunk, begin=tuning.WORDS_START_CHUNKS * strip.chunk, tail=tuning.WORDS_TAIL)
+    tail = tuning.WORDS_NEAR_TAIL if strip.near else tuning.TAIL
+    cost = PieceCost(unit=strip.chunk, begin=tuning.WORDS_START_CHUNKS * strip.chunk, tail=tail)
     tiles = partition(picture.out_row_samples // view.channels, view.planes * picture.bands, resident, cost)
     picture.tiles = tiles.pieces
     kernel("smoothing", _entry(view.channels, radius, picture.aligned)).launch(
@@ -135,10 +136,10 @@ class _Strip:
     def __init__(self, view: View, radius: int, *, aligned: bool) -> None:
         channels = view.channels
         self.chunk = up_to(16 + 2 * radius, 16)  # positions that it fetches and writes at once
-        near = self.chunk <= 48  # windows see few blocks
-        bands = {1: 6, 2: 3, 3: 2, 4: 1 if near else 3}[channels]
-        self.rows = (32 if near else 16) * bands
-        self.threads, self.blocks = 32 * channels * bands, {4: 3 if near else 1}.get(channels, 2)
+        self.near = self.chunk <= 48  # windows see few blocks
+        bands = {1: 6, 2: 3, 3: 2, 4: 1 if self.near else 3}[channels]
+        self.rows = (32 if self.near else 16) * bands
+        self.threads, self.blocks = 32 * channels * bands, {4: 3 if self.near else 1}.get(channels, 2)
         seen, vectors = self.rows + self.chunk - 16, self.chunk // 8 * channels + (not aligned)
         planes = (seen + self.rows) * channels
         self.shared_bytes = seen * 4 + seen * vectors * 16 + planes * (self.chunk // 8 | 1) * 16
