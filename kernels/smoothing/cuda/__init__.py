@@ -23,7 +23,7 @@ from kernels.smoothing.cuda import (
     sweep,
     tree,
 )
-from kernels.smoothing.cuda.decimated import resample
+from kernels.smoothing.cuda.coarse import resample
 from kernels.smoothing.cuda.gaussians import tensor, wide, words
 from kernels.smoothing.window import MAX_TAPS, Window, result_dtype
 
