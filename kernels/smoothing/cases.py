@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.smoothing import DTYPES, MODES, box, gaussian
+from kernels.smoothing import DTYPES, MODES, box, gaussian, words
 from kernels.smoothing.borders import border_indices
 from kernels.smoothing.window import RUN, Window, box_window, gaussian_windows
 
@@ -108,6 +108,8 @@ class Case:
             return np.asarray(values * dtype.type(1 / np.prod([float(window.taps) for window in windows])))
         if windows[0].exact:
             return _exactly_weighted(values, windows).astype(dtype)
+        if windows[0].words:
+            return _weighted_in_words(values, windows).astype(dtype)
         values = _smoothed(values.astype(np.float64 if dtype == np.float64 else np.float32), windows)
         return values if dtype.kind == "f" else np.rint(values).astype(dtype)
 
@@ -383,6 +385,27 @@ def _exactly_weighted(values: Array, windows: list[Window]) -> Array:
         next_unit = 1 if window is windows[-1] else 4
         values, unit = _divided(total, one * unit // next_unit), next_unit
     return values
+
+
+def _weighted_in_words(values: Array, windows: list[Window]) -> Array:
+    """A Gaussian by the definition in words.py, in int64."""
+    middle = words.MIDDLE if values.dtype.kind == "i" else 0
+    down, across = windows
+    first, second = words.first_weights(down.half_weights or ()), words.second_weights(across.half_weights or ())
+    x = values.astype(np.int64) + middle
+    v = (_over_window(x, down, first.upper) + _over_window(x >> 8, down, first.lower) + first.bias) >> (
+        11 + first.finer
+    )
+    a, b = (v >> 10) - 1024, (v & 1023) - 512
+    upper = _over_window(a, across, second.upper)
+    lower = _over_window(a, across, second.lower) + _over_window(b, across, second.upper)
+    total = (upper + lower.astype(np.float32).astype(np.float64) / 1024).astype(np.float32)
+    return np.rint(total.astype(np.float64) / 512 + 32784).astype(np.int64) - middle
+
+
+def _over_window(values: Array, window: Window, half: Array) -> Array:
+    whole = np.concatenate((half[:0:-1], half))
+    return np.asarray(sum(int(whole[k]) * _shifted(values, window, k) for k in range(window.taps)))
 
 
 def _divided(total: Array, divisor: int) -> Array:

@@ -27,6 +27,8 @@
 //   decimate_plane, …               the same along two axes at once (planes.cuh)
 //   wide (wide.cuh)                 Gaussians of medium reach: both axes at once, along strips of rows
 //   fused (fused.cuh)               short windows: both axes at once, from registers
+//   words_down, words_across        Gaussians of 16-bit samples in exact sums, one axis per pass, every tap from global memory
+//   words (words.cuh)               the same, both axes at once, by products on tensor cores
 //   tensor (tensor.cuh)             Gaussians of bytes: both axes at once, by products on tensor cores
 // Source of the doubling sums: Blelloch, "Prefix sums and their applications" (1990), applied to windows of any length.
 
@@ -34,15 +36,15 @@
 #include "cuda/columns.cuh"
 #include "cuda/fused.cuh"
 #include "cuda/ladder/steps.cuh"
-#include "cuda/resample.cuh"
-#include "cuda/planes.cuh"
+#include "cuda/coarse/resample.cuh"
+#include "cuda/coarse/planes.cuh"
 #include "cuda/running.cuh"
 #include "samples.cuh"
 #include "cuda/sweep.cuh"
 #include "cuda/axis_rounding.cuh"
-#include "cuda/tensor.cuh"
+#include "cuda/gaussians/tensor.cuh"
 #include "cuda/tree.cuh"
-#include "cuda/wide.cuh"
+#include "cuda/gaussians/wide.cuh"
 
 constexpr int MAX_HALF = 128;  // weights at distances 0 … 127
 constexpr int THREADS = 256;
@@ -55,6 +57,7 @@ struct Axis {
 #include "cuda/far.cuh"
 #include "cuda/streamed.cuh"
 #include "cuda/runs.cuh"
+#include "cuda/gaussians/words.cuh"
 
 template <typename Work>
 struct Weights {

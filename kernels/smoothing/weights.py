@@ -18,7 +18,7 @@ EXACT_BITS = 11  # significant bits of an exact weight, as many as a float16 has
 @functools.lru_cache(maxsize=64)
 def half_weights(sigma: float, radius: int, dtype: np.dtype) -> tuple[float, ...]:
     """Float images: rounded to their precision. Integer images: multiples of 2**-24 that sum to exactly one."""
-    half = _gaussian_half(sigma, radius)
+    half = gaussian_half(sigma, radius)
     if dtype.kind == "f":
         return tuple(float(weight) for weight in half.astype(dtype))
     units = np.rint(half * WEIGHT_ONE).astype(np.int64)
@@ -26,11 +26,24 @@ def half_weights(sigma: float, radius: int, dtype: np.dtype) -> tuple[float, ...
     return tuple(float(unit) / WEIGHT_ONE for unit in units)
 
 
+def rounded_half(sigma: float, radius: int, one: int) -> tuple[float, ...]:
+    """Multiples of 1 / `one` that sum to exactly one, with a small sum of errors over all taps: each is rounded to
+    nearest, then those that were rounded farthest move back by one unit."""
+    exact = gaussian_half(sigma, radius) * one
+    units = np.rint(exact)
+    missing = one - units[0] - 2 * units[1:].sum()
+    pairs = int(abs(missing)) // 2
+    step = np.sign(missing)
+    units[1 + np.argsort(step * (units[1:] - exact[1:]), kind="stable")[:pairs]] += step
+    units[0] += missing - 2 * step * pairs
+    return tuple(float(unit) / one for unit in units)
+
+
 @functools.lru_cache(maxsize=64)
 def derivative_weights(sigma: float, radius: int, order: int, dtype: np.dtype) -> tuple[float, ...]:
     """Weights of samples i - radius … i + radius in the derivative of order 1 … 3 at i, per sample: those of the
     derivative of the real Gaussian, whose own weights sum to one."""
-    half = _gaussian_half(sigma, radius)
+    half = gaussian_half(sigma, radius)
     gaussian = np.concatenate((half[:0:-1], half))
     distance = np.arange(-radius, radius + 1) / sigma
     # The Hermite polynomials; a sample after i has the sign of a positive slope.
@@ -42,7 +55,7 @@ def derivative_weights(sigma: float, radius: int, order: int, dtype: np.dtype) -
 def exact_half_weights(sigma: float, radius: int, one: int) -> tuple[float, ...]:
     """Multiples of 1 / `one` (a power of two) with at most 11 significant bits, none negative, that sum to exactly one.
     They do not grow with distance, except that the centre may be one step less than its neighbours."""
-    exact = [float(weight) * one for weight in _gaussian_half(sigma, radius)]
+    exact = [float(weight) * one for weight in gaussian_half(sigma, radius)]
     units = [_nearest(weight) for weight in exact]
     while missing := one - units[0] - 2 * sum(units[1:]):
         units = _nearer(units, exact, missing)
@@ -77,7 +90,8 @@ def _spacing(unit: int) -> int:
     return 1 << max(unit.bit_length() - EXACT_BITS, 0)
 
 
-def _gaussian_half(sigma: float, radius: int) -> NDArray[np.float64]:
+def gaussian_half(sigma: float, radius: int) -> NDArray[np.float64]:
+    """The real weights."""
     if radius == 0:
         return np.ones(1)
     distance = np.arange(radius + 1, dtype=np.float64)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from kernels.smoothing import words
 from kernels.smoothing.borders import MODES
 from kernels.smoothing.decimation import Decimation, decimation
 from kernels.smoothing.weights import (
@@ -44,6 +45,7 @@ class Window:
     mode: str
     half_weights: tuple[float, ...] | None = None  # Gaussian: weights at distance 0 … radius; None: a box
     exact: bool = False  # Gaussian of uint8 whose sums are exact in any order: see kernels.smoothing
+    words: bool = False  # Gaussian of 16-bit samples whose sums are exact in any order: see kernels.smoothing.words
     derivative: tuple[float, ...] | None = None  # of a Gaussian: weights of all taps, of coarse samples if decimated
     decimation: Decimation | None = None  # Gaussian: computed on a coarse grid
     offset: int = 0  # absolute coordinate of the image's first sample, modulo `step`
@@ -153,7 +155,22 @@ def gaussian_windows(
         one = EXACT_FIRST_ONE if axis == first else EXACT_LATER_ONE
         half = exact_half_weights(float(sigma), reach, one) if exact else half_weights(float(sigma), reach, dtype)
         windows.append(Window(axis=axis, before=reach, after=reach, mode=_known(mode), half_weights=half, exact=exact))
-    return windows
+    return _in_words(windows, dict(zip(axes, sigmas, strict=True))) if dtype in ("uint16", "int16") else windows
+
+
+def _in_words(windows: list[Window], sigmas: dict[int, float]) -> list[Window]:
+    """The windows with weights for exact sums of 16-bit samples, if they are computed so."""
+    filtered = sorted((window for window in windows if window.taps > 1), key=lambda window: window.axis)
+    if len(filtered) != 2 or filtered[1].axis != filtered[0].axis + 1:
+        return windows
+    if any(window.decimation or window.derivative for window in filtered):
+        return windows
+    down, across = ((float(sigmas[window.axis]), window.after) for window in filtered)
+    halves = words.halves(down, across)
+    if halves is None:
+        return windows
+    found = dict(zip((window.axis for window in filtered), halves, strict=True))
+    return [replace(window, words=True, half_weights=found.get(window.axis, window.half_weights)) for window in windows]
 
 
 def result_dtype(dtype: np.dtype, windows: Sequence[Window]) -> np.dtype:

@@ -26,6 +26,7 @@ from kernels.smoothing.cpu import floats as cpu_float
 from kernels.smoothing.cpu import integer_box as cpu_integer_box
 from kernels.smoothing.cpu import runs as cpu_runs
 from kernels.smoothing.cpu import small_box as cpu_small_box
+from kernels.smoothing.cpu import words as cpu_words
 from kernels.smoothing.cpu.resample import CpuPasses
 from kernels.smoothing.cpu.rows import Axis, Tile, row_pitch
 from kernels.smoothing.window import Window, extended, result_dtype
@@ -188,7 +189,25 @@ def _run_box(divisor: int, dtype: np.dtype[Any]) -> Method:
     )
 
 
+def _word_gaussian(windows: tuple[Window, ...], dtype: np.dtype[Any]) -> Method:
+    down, across = (window.half_weights or () for window in windows)
+    parameters = cpu_words.row_parameters(down), cpu_words.column_parameters(across), _added_middle(dtype)
+    return Method(
+        tile=cpu_words.words_tile,
+        precision=np.int32,
+        scratch_rows=cpu_words.scratch_rows,
+        cache_samples=1 << 16,
+        parameters=lambda _sweep, _first, _last: parameters,
+    )
+
+
+def _added_middle(dtype: np.dtype[Any]) -> int:
+    return 1 << 15 if dtype == np.int16 else 0
+
+
 def _gaussian(windows: tuple[Window, ...], dtype: np.dtype[Any]) -> Method:
+    if windows[0].words:
+        return _word_gaussian(windows, dtype)
     precision = np.dtype(np.float64 if dtype == np.float64 else np.float32)
     whole = dtype.kind != "f"
     by_axis = dict(zip((window.axis for window in windows), axis_roundings(windows, whole=whole), strict=True))

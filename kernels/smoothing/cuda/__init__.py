@@ -18,15 +18,14 @@ from kernels.smoothing.cuda import (
     fused,
     ladder,
     passes,
-    resample,
     running,
     runs,
     streamed,
     sweep,
-    tensor,
     tree,
-    wide,
 )
+from kernels.smoothing.cuda.coarse import resample
+from kernels.smoothing.cuda.gaussians import tensor, wide, words
 from kernels.smoothing.window import MAX_TAPS, Window, extended, result_dtype
 
 # The contract fixes every rounding, so the compiler must not contract multiplications and additions.
@@ -48,10 +47,13 @@ class Variant:
     applies: Callable[[tuple[int, ...], np.dtype, Sequence[Window]], bool] = lambda shape, dtype, windows: True
     repeatable: bool = False  # whether `run` only launches kernels on the image and the result
     most_taps: int = passes.MOST_TAPS  # along any axis
+    words: bool = False  # Gaussians of 16-bit samples in exact sums; others do not
     decimates: bool = False  # Gaussians of which an axis is decimated, and derivatives; others do not
 
     def can_filter(self, shape: tuple[int, ...], dtype: np.dtype, windows: Sequence[Window]) -> bool:
         if self.decimates != any(window.decimation or window.derivative for window in windows):
+            return False
+        if self.words != any(window.words for window in windows):
             return False
         return max(window.taps for window in windows) <= self.most_taps and self.applies(shape, dtype, windows)
 
@@ -252,6 +254,27 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType(
             run=fused.run,
             applies=fused.applies,
             repeatable=True,
+        ),
+        "word_sums": Variant(
+            summary="Gaussians of 16-bit samples in exact sums, one axis per pass, every tap from global memory",
+            entries=words.GATHER_ENTRIES,
+            run=words.run_gather,
+            words=True,
+        ),
+        "words_apart": Variant(
+            summary="the same by `words`, on a copy whose channels are apart",
+            entries=words.ENTRIES[:: fused.MAX_CHANNELS],
+            run=words.run_apart,
+            applies=words.applies_apart,
+            words=True,
+        ),
+        "words": Variant(
+            summary="the same, both axes in one kernel, by exact products on tensor cores",
+            entries=words.ENTRIES,
+            run=words.run,
+            applies=words.applies,
+            repeatable=True,
+            words=True,
         ),
         "tensor": Variant(
             summary="Gaussians of bytes, both axes in one kernel, by exact products on tensor cores",

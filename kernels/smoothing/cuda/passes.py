@@ -174,8 +174,13 @@ def run_gather(image: Any, windows: Sequence[Window], cval: float, out: Any, str
         gaussian = step.window.half_weights is not None
         entry = step.entry("gauss_gather" if gaussian else "box_gather", sums)
         finish = _weights(step, sums) if gaussian else divisor(step, sums)
-        args = (step.source, step.target, step.axis, C_SCALARS[sums](step.fill), finish)
-        kernel("smoothing", entry).launch(_blocks(step.target.size, THREADS), (THREADS,), args, stream=stream)
+        launch_gather(entry, step, (C_SCALARS[sums](step.fill), finish), stream)
+
+
+def launch_gather(entry: str, step: Pass, parameters: tuple[Any, ...], stream: Any) -> None:
+    """A kernel with one thread per result."""
+    args = (step.source, step.target, step.axis, *parameters)
+    kernel("smoothing", entry).launch(_blocks(step.target.size, THREADS), (THREADS,), args, stream=stream)
 
 
 def run_separable(image: Any, windows: Sequence[Window], cval: float, out: Any, stream: Any) -> None:

@@ -26,8 +26,9 @@ SAMPLES = 100
 # along each further one.
 INTEGER_TOLERANCE = {"box": 0.5, "gaussian": 1.0}
 FURTHER_AXIS = 0.25
-# Decimated along all smoothed axes: weights err by 0.04 of a step along each axis, and sums are float32.
-DECIMATED_TOLERANCE = 0.6
+# Decimated along all smoothed axes: weights err by 0.04 of a step along each axis, and sums are float32. Exact sums of
+# 16-bit samples: see kernels/smoothing/words.py.
+NARROW_TOLERANCE = 0.6
 # Relative to the largest magnitude in the window: 3 axes × 49 roundings at most (box) or 127 fused steps (Gaussian).
 FLOAT_TOLERANCE = 256
 DECIMATED_FLOAT_TOLERANCE = 1e-5  # weights err by 1.2e-6 in all along each axis
@@ -116,8 +117,8 @@ class SmoothingAudit:
         if self._within.kind == "f":  # only the last rounding; `_error` allows for the others
             return 0.5
         active = [window for window in self._windows if window.taps > 1]
-        if active and all(window.decimation for window in active):
-            return DECIMATED_TOLERANCE
+        if active and (all(window.decimation for window in active) or active[0].words):
+            return NARROW_TOLERANCE
         exact = any(window.exact for window in self._windows)
         return INTEGER_TOLERANCE[self._parameters.filter] + exact * FURTHER_AXIS * max(len(active) - 2, 0)
 

@@ -125,6 +125,7 @@ DEPENDENT = {
     "smoothing": (
         *(f"fused<float, 1, 1, BOX, {aligned}>" for aligned in ("true", "false")),
         *(f"wide<unsigned short, 3, 16, {aligned}>" for aligned in ("true", "false")),
+        *(f"words<3, 16, {aligned}>" for aligned in ("true", "false")),
         *("tree<31>", "tree<127>", "box_column_sums<3, 15, 16>"),
     ),
     "nufft": (

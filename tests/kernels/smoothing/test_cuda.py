@@ -86,15 +86,16 @@ def _apply(cupy: Any, case: Case, variant: str) -> Any:
 @pytest.mark.parametrize("sigmas", [(2.25, 2.25), (4.0, 4.0), (4.0, 0.3), (0.8, 4.3), (7.5, 7.5), (7.3, 5.0)])
 @pytest.mark.parametrize("channels", [1, 2, 3, 4])
 @pytest.mark.parametrize("dtype", ["uint16", "int16", "float32"])
-def test_wide_gaussians_match_the_cpu_bit_by_bit(
+def test_gaussians_of_medium_reach_match_the_cpu_bit_by_bit(
     cupy: Any, dtype: str, channels: int, sigmas: tuple[float, float]
 ) -> None:
-    """Both radii that `wide` is compiled for, reaches at and below them, aligned and unaligned lines."""
+    """The radii that `wide` and `words` are compiled for, reaches at and below them, aligned and unaligned lines."""
     for index, (first, second) in enumerate(product(MODES, MODES)):
         rows, columns = (97, 331) if index % 3 else (128, 320)
         shape = (rows, columns) if channels == 1 else (rows, columns, channels)
         case = Case(shape=shape, dtype=dtype, axes=(0, 1), sigmas=sigmas, modes=(first, second), cval=6)
-        np.testing.assert_array_equal(_apply(cupy, case, "wide"), case.apply(case.image()), err_msg=case.name)
+        variant = "words" if case.windows()[0].words else "wide"
+        np.testing.assert_array_equal(_apply(cupy, case, variant), case.apply(case.image()), err_msg=case.name)
 
 
 @pytest.mark.parametrize("channels", [1, 2, 3, 4])
@@ -273,8 +274,9 @@ def test_a_view_that_is_not_contiguous(cupy: Any) -> None:
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_work_is_ordered_on_the_stream_given(cupy: Any, variant: str) -> None:
     """The stream writes the input just before and overwrites it just after: only the right order gives the result."""
-    dtype = {"streamed": "float32", "tree": "float32", "tensor": "uint8"}.get(variant, "uint16")
-    what: dict[str, Any] = {"sigmas": (4.0, 4.0)} if variant in ("wide", "tensor") else {"sizes": (5, 5)}
+    dtype = {"streamed": "float32", "tree": "float32", "wide": "float32", "tensor": "uint8"}.get(variant, "uint16")
+    gaussians = ("wide", "word_sums", "words_apart", "words", "tensor")
+    what: dict[str, Any] = {"sigmas": (4.0, 4.0)} if variant in gaussians else {"sizes": (5, 5)}
     if variant in ("tree", "decimated"):
         what = {"sizes": (31, 31)} if variant == "tree" else {"sigmas": (10.0, 10.0)}
     values = np.random.default_rng(3).integers(0, 256 if dtype == "uint8" else 65536, (2000, 2000)).astype(dtype)
@@ -416,14 +418,22 @@ def test_offsets_past_two_to_the_31(cupy: Any) -> None:
 
 
 @pytest.mark.large
-@pytest.mark.parametrize(("variant", "dtype"), [("wide", "uint16"), ("tensor", "uint8")])
-def test_gaussians_past_two_to_the_31(cupy: Any, variant: str, dtype: str) -> None:
+@pytest.mark.parametrize(
+    ("variant", "dtype", "sigmas"),
+    [
+        ("wide", "uint16", (0.8, 2.5)),
+        ("words", "uint16", (2.5, 2.5)),
+        ("word_sums", "uint16", (2.5, 2.5)),
+        ("tensor", "uint8", (2.5, 2.5)),
+    ],
+)
+def test_gaussians_past_two_to_the_31(cupy: Any, variant: str, dtype: str, sigmas: tuple[float, float]) -> None:
     rows, columns = (1 << 31) // 65536 + 9, 65536
     image = cupy.zeros((rows, columns), dtype)
     image[-12:] = cupy.random.default_rng(5).integers(0, np.iinfo(dtype).max, (12, columns), dtype=dtype, endpoint=True)
-    case = Case(shape=image.shape, dtype=dtype, axes=(0, 1), sigmas=(2.5, 2.5), modes=("nearest",) * 2)
+    case = Case(shape=image.shape, dtype=dtype, axes=(0, 1), sigmas=sigmas, modes=("nearest",) * 2)
     result = smooth(image, case.windows(), 0, None, variant=variant)
-    expected = gaussian(cupy.asnumpy(image[-40:]), 2.5, mode="nearest")
+    expected = gaussian(cupy.asnumpy(image[-40:]), sigmas, mode="nearest")
     np.testing.assert_array_equal(cupy.asnumpy(result[-20:]), expected[-20:], strict=True)
     assert not cupy.asnumpy(result[:-23].any())
 

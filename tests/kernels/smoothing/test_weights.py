@@ -19,6 +19,7 @@ from kernels.smoothing.weights import (
     derivative_weights,
     exact_half_weights,
     half_weights,
+    rounded_half,
 )
 
 SIGMAS = st.floats(0.05, 40.0)
@@ -58,6 +59,21 @@ def test_weights_of_whole_numbers_sum_to_one_and_are_the_nearest(sigma: float, r
     assert units[0] + 2 * sum(units[1:]) == WEIGHT_ONE
     for unit, weight in zip(units[1:], ideal(sigma, radius)[1:], strict=True):
         assert abs(unit - weight * WEIGHT_ONE) <= Fraction(501, 1000)
+
+
+@settings(max_examples=60, deadline=None)
+@given(SIGMAS, RADII, st.sampled_from([WEIGHT_ONE, 4 * WEIGHT_ONE]))
+def test_weights_with_small_errors_sum_to_one_and_are_off_by_less_than_their_unit(
+    sigma: float, radius: int, one: int
+) -> None:
+    units, exact = in_units(rounded_half(sigma, radius, one), one), [each * one for each in ideal(sigma, radius)]
+    assert units[0] + 2 * sum(units[1:]) == one
+    errors = [unit - each for unit, each in zip(units, exact, strict=True)]
+    assert max(map(abs, errors)) < 1 + Fraction(501, 1000), "the centre may move by another unit"
+    nearest = [round(each) for each in exact]
+    nearest[0] += one - nearest[0] - 2 * sum(nearest[1:])
+    others = [unit - each for unit, each in zip(nearest, exact, strict=True)]
+    assert abs(errors[0]) + 2 * sum(map(abs, errors[1:])) <= abs(others[0]) + 2 * sum(map(abs, others[1:])) + 1
 
 
 @settings(max_examples=100, deadline=None)

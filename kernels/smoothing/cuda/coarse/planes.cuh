@@ -3,7 +3,7 @@
 
 #include "borders.cuh"
 #include "samples.cuh"
-#include "cuda/resample.cuh"
+#include "cuda/coarse/resample.cuh"
 
 // Arrays are seen as [planes, rows, columns, channels]; the bits are those of decimate and interpolate down the rows, then
 // along them. A block takes turns with itself only: all its threads work on the same rows, meet at a barrier, and go on.

@@ -13,7 +13,7 @@ import numpy as np
 from kernels.runtime.launch import kernel
 from kernels.smoothing.axis_rounding import NO_ROUNDING, WHOLES
 from kernels.smoothing.borders import MODES
-from kernels.smoothing.cuda import planes
+from kernels.smoothing.cuda.coarse import planes
 from kernels.smoothing.cuda.passes import DoubleRounding, FloatRounding
 from kernels.smoothing.decimated import Resampling, shape_after
 from kernels.smoothing.window import Window

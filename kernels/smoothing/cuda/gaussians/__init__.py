@@ -1,0 +1,1 @@
+"""Gaussians along both axes at once: along strips of rows (wide), and as products on tensor cores (tensor, words)."""

@@ -1,0 +1,169 @@
+"""Gaussians of 16-bit samples along two neighbouring axes, kernels of words.cuh: when they apply, their launches."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from kernels.runtime.launch import blocks_a_multiprocessor, kernel, multiprocessors, shared_bytes_a_block
+from kernels.smoothing import words
+from kernels.smoothing.cuda import passes, tuning
+from kernels.smoothing.cuda.block_partition import PieceCost, partition, up_to
+from kernels.smoothing.cuda.fused import MAX_BLOCKS, MAX_CHANNELS, MAX_LENGTH, View, picture_of, view_of
+from kernels.smoothing.window import Window
+
+REACH = 32
+
+
+def _entry(channels: int, radius: int, aligned: bool) -> str:
+    return f"words<{channels}, {radius}, {str(aligned).lower()}>"
+
+
+ENTRIES = tuple(
+    _entry(channels, radius, aligned)
+    for aligned in (True, False)
+    for radius in words.RADII
+    for channels in range(1, MAX_CHANNELS + 1)
+)
+GATHER_ENTRIES = ("words_down", "words_across")
+
+
+class WordsFilter(ctypes.Structure):
+    """struct WordsFilter of words.cuh."""
+
+    _fields_ = (
+        *((name, ctypes.c_byte * (REACH + 1)) for name in ("u1", "u0", "f")),
+        *((name, ctypes.c_ushort * (REACH + 1)) for name in ("h", "l")),
+        ("bias", ctypes.c_int),
+        ("finer", ctypes.c_int),
+        ("middle", ctypes.c_uint),
+    )
+
+
+class WordsWeights(ctypes.Structure):
+    """struct WordsWeights of words.cuh."""
+
+    _fields_ = (
+        *((name, ctypes.c_int * (REACH + 1)) for name in ("upper", "lower")),
+        ("bias", ctypes.c_int),
+        ("finer", ctypes.c_int),
+        ("middle", ctypes.c_uint),
+    )
+
+
+def applies(shape: tuple[int, ...], dtype: np.dtype[Any], windows: Sequence[Window]) -> bool:
+    view = view_of(shape, windows)
+    if view is None or max(view.columns * view.channels, view.rows) > MAX_LENGTH:
+        return False
+    strip = _Strip(view, _radius(windows), aligned=False)
+    if strip.shared_bytes > shared_bytes_a_block():
+        return False
+    return view.planes * -(-view.rows // strip.rows) * -(-view.columns // strip.chunk) <= MAX_BLOCKS
+
+
+def run(image: Any, windows: Sequence[Window], cval: float, out: Any, stream: Any) -> None:
+    view, radius = view_of(image.shape, windows), _radius(windows)
+    assert view is not None
+    picture = picture_of(image, view, cval, out)
+    strip = _Strip(view, radius, aligned=picture.aligned)
+    picture.bands = -(-picture.out_rows // strip.rows)
+    resident = min(strip.blocks, blocks_a_multiprocessor(strip.shared_bytes)) * multiprocessors()
+    tail = tuning.WORDS_NEAR_TAIL if strip.near else tuning.TAIL
+    cost = PieceCost(unit=strip.chunk, begin=tuning.WORDS_START_CHUNKS * strip.chunk, tail=tail)
+    tiles = partition(picture.out_row_samples // view.channels, view.planes * picture.bands, resident, cost)
+    picture.tiles = tiles.pieces
+    kernel("smoothing", _entry(view.channels, radius, picture.aligned)).launch(
+        (view.planes * picture.bands * picture.tiles,),
+        (strip.threads,),
+        (image, out, picture, _filter(image.dtype, windows), tiles),
+        shared_bytes=strip.shared_bytes,
+        stream=stream,
+        dependent_launch=True,
+    )
+
+
+def applies_apart(shape: tuple[int, ...], dtype: np.dtype[Any], windows: Sequence[Window]) -> bool:
+    y = windows[0].axis
+    inner = (math.prod(shape[y + 2 :]),)
+    return applies((*shape[:y], *inner, *shape[y : y + 2]), dtype, _behind_channels(windows))
+
+
+def run_apart(image: Any, windows: Sequence[Window], cval: float, out: Any, stream: Any) -> None:
+    """`run` on a copy whose channels are apart, if a block has no room for all of them."""
+    import cupy
+
+    y = windows[0].axis
+
+    def apart(array: Any) -> Any:
+        return cupy.moveaxis(array.reshape(*array.shape[: y + 2], -1), -1, y)
+
+    samples, results = cupy.ascontiguousarray(apart(image)), apart(out)
+    smoothed = cupy.empty(results.shape, out.dtype)
+    run(samples, _behind_channels(windows), cval, smoothed, stream)
+    results[...] = smoothed
+
+
+def _behind_channels(windows: Sequence[Window]) -> list[Window]:
+    return [replace(window, axis=window.axis + 1) for window in windows]
+
+
+def run_gather(image: Any, windows: Sequence[Window], cval: float, out: Any, stream: Any) -> None:
+    down, across = passes.passes_of(image, windows, cval, out, "float32")  # sums in between have 32 bits too
+    first, second = _weights(windows)
+    middle, fill = _middle(image.dtype), int(cval) & 0xFFFF
+    for entry, step, value, weights in (
+        ("words_down", down, ctypes.c_ushort(fill), WordsWeights(bias=first.bias, finer=first.finer, middle=middle)),
+        (
+            "words_across",
+            across,
+            ctypes.c_uint(words.sum_of_constant(fill ^ middle, first)),
+            WordsWeights(middle=middle),
+        ),
+    ):
+        upper, lower = (first.upper, first.lower) if step is down else (second.upper, second.lower)
+        weights.upper[: upper.size], weights.lower[: lower.size] = upper.tolist(), lower.tolist()
+        passes.launch_gather(entry, step, (value, weights), stream)
+
+
+class _Strip:
+    """What a block of `words` filters together, and needs: struct Words of words.cuh."""
+
+    def __init__(self, view: View, radius: int, *, aligned: bool) -> None:
+        channels = view.channels
+        self.chunk = up_to(16 + 2 * radius, 16)  # positions that it fetches and writes at once
+        self.near = self.chunk <= 48  # windows see few blocks
+        bands = {1: 6, 2: 3, 3: 2, 4: 1 if self.near else 3}[channels]
+        self.rows = (32 if self.near else 16) * bands
+        self.threads, self.blocks = 32 * channels * bands, {4: 3 if self.near else 1}.get(channels, 2)
+        seen, vectors = self.rows + self.chunk - 16, self.chunk // 8 * channels + (not aligned)
+        planes = (seen + self.rows) * channels
+        self.shared_bytes = seen * 4 + seen * vectors * 16 + planes * (self.chunk // 8 | 1) * 16
+
+
+def _radius(windows: Sequence[Window]) -> int:
+    return next(radius for radius in words.RADII if radius >= max(window.after for window in windows))
+
+
+def _weights(windows: Sequence[Window]) -> tuple[words.FirstWeights, words.SecondWeights]:
+    down, across = (window.half_weights or () for window in windows)
+    return words.first_weights(down), words.second_weights(across)
+
+
+def _middle(dtype: np.dtype[Any]) -> int:
+    return words.MIDDLE if dtype.kind == "i" else 0
+
+
+def _filter(dtype: np.dtype[Any], windows: Sequence[Window]) -> WordsFilter:
+    first, second = _weights(windows)
+    found = WordsFilter(bias=first.bias, finer=first.finer, middle=_middle(dtype) * 0x10001)
+    upper = (first.upper + 128) >> 8
+    for limbs, values in ((found.u1, upper), (found.u0, first.upper - 256 * upper), (found.f, first.lower)):
+        limbs[: values.size] = values.tolist()
+    for halfs, values in ((found.h, second.upper), (found.l, second.lower)):
+        halfs[: values.size] = values.astype(np.float16).view(np.uint16).tolist()
+    return found

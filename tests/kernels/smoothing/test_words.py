@@ -1,0 +1,223 @@
+"""Gaussians of 16-bit images in exact sums: what the sums rely on, their error, and every bit on the CPU."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.testing import assert_array_equal
+
+from kernels.smoothing import MODES, cpu, gaussian
+from kernels.smoothing.cases import CONTENTS, Case
+from kernels.smoothing.weights import WEIGHT_ONE
+from kernels.smoothing.window import Window, gaussian_radius, gaussian_windows
+from kernels.smoothing.words import (
+    LEAST_LONGER,
+    LEAST_RADIUS,
+    MOST_RADIUS,
+    MOST_WRONG,
+    RADII,
+    first_weights,
+    halves,
+    second_weights,
+    sum_of_constant,
+)
+
+SIGMAS = (*np.geomspace(0.89, 1000, 60), 1.0, 2.0, 3.0, 4.0)
+SHORTEST, FARTHEST = 2.125, 7.6  # sigmas whose default kernels reach 9 and 30
+sigmas_of_windows = st.floats(1.0, FARTHEST)
+
+
+def real(sigma: float, radius: int) -> np.ndarray:
+    weights = np.exp(-0.5 * (np.arange(radius + 1) / sigma) ** 2)
+    return np.asarray(weights / (weights[0] + 2 * weights[1:].sum()))
+
+
+def over_all(half: np.ndarray) -> float:
+    """The sum of a half's values over all taps."""
+    return float(half[0] + 2 * half[1:].sum())
+
+
+@cache
+def accepted() -> list[tuple[str, tuple[float, int], tuple[float, int], tuple[tuple[float, ...], tuple[float, ...]]]]:
+    """Gaussians (sigma, radius) down and across that are summed so, with their weights."""
+    found = []
+    for sigma in SIGMAS:
+        for radius in range(LEAST_RADIUS, MOST_RADIUS + 1):
+            short, longer = (float(sigma), radius), (float(sigma), max(radius, LEAST_LONGER))
+            for down, across in {(short, longer), (longer, short)}:
+                weights = halves(down, across)
+                if weights is not None:
+                    found.append((f"{down}, {across}", down, across, weights))
+    return found
+
+
+def windows_of(*sigmas: float, dtype: str = "uint16", **options: object) -> list[Window]:
+    axes = tuple(range(len(sigmas)))
+    return gaussian_windows(axes, sigmas, ("reflect",) * len(axes), np.dtype(dtype), **options)  # type: ignore[arg-type]
+
+
+def in_words(windows: list[Window]) -> bool:
+    assert len({window.words for window in windows}) == 1
+    return windows[0].words
+
+
+def test_every_factor_fits_and_every_sum_is_exact() -> None:
+    assert len(accepted()) > 1000
+    for story, down, across, weights in accepted():
+        first, second = first_weights(weights[0]), second_weights(weights[1])
+        one = WEIGHT_ONE << first.finer
+        assert_array_equal((256 * first.upper + first.lower) / one, weights[0], err_msg=story)
+        assert_array_equal((1024 * second.upper + second.lower) / WEIGHT_ONE, weights[1], err_msg=story)
+        assert over_all(np.array(weights[0])) == over_all(np.array(weights[1])) == 1, story
+        high = (first.upper + 128) >> 8
+        low = first.upper - 256 * high
+        assert np.abs(np.concatenate((high, low, first.lower)) + 0.5).max() < 128, "bytes: " + story
+        assert min(first.bias, first.upper.min(), second.upper.min()) >= 0, story
+        # Sums grow with their samples, so the largest is that of a constant; v must fit 21 bits.
+        assert over_all(first.upper) * 65535 + over_all(first.lower) * 255 + first.bias < 1 << 32 + first.finer, story
+        assert sum_of_constant(65535, first) < 1 << 21, story
+        middle, least = (over_all(np.abs(each)) * 255 for each in (high, low))
+        assert (middle + least) * 256 + over_all(np.abs(first.lower)) * 255 + least + first.bias < 1 << 31, story
+        for halfs in (second.upper, second.lower):
+            assert_array_equal(halfs.astype(np.float16), halfs, err_msg=story)
+        # |a - 1024| <= 1024, |b - 512| <= 512.
+        assert over_all(second.upper) * 1024 <= 1 << 24, story
+        inner, outer = blocks_of_the_lower_sums(second.lower, max(down[1], across[1]))
+        assert inner * 1024 <= 1 << 24, story
+        assert outer * 1024 + over_all(second.upper) * 512 <= 1 << 24, story
+
+
+def blocks_of_the_lower_sums(lower: np.ndarray, radius: int) -> tuple[int, int]:
+    """The largest sums of |l| over the inner and the outer blocks of 16 positions, of any of 16 neighbouring results.
+    If there are three blocks, all are inner."""
+    reach = next(reach for reach in RADII if reach >= radius)
+    last = (16 + 2 * reach) // 16 - 1
+    sums = np.zeros((16, 2), np.int64)
+    for result in range(16):
+        for distance in range(1 - lower.size, lower.size):
+            block = (distance + result + reach) // 16
+            sums[result, int(last > 2 and block in (0, last))] += abs(int(lower[abs(distance)]))
+    return int(sums[:, 0].max()), int(sums[:, 1].max())
+
+
+def largest_error(down: tuple[float, int], across: tuple[float, int], weights: tuple[tuple[float, ...], ...]) -> float:
+    """The last rounding, that of float32, v, the weights, and what the sums leave out: at most half of x's low byte,
+    and of b's range."""
+    first, second = first_weights(weights[0]), second_weights(weights[1])
+    found = 0.5 + 0.002 + 1 / 64
+    for half, (sigma, radius) in zip(weights, (down, across), strict=True):
+        found += 65535 / 2 * over_all(np.abs(np.array(half) - real(sigma, radius)))
+    found += over_all(np.abs(first.lower)) * 255 / 2 / (WEIGHT_ONE << first.finer)
+    return float(found + over_all(np.abs(second.lower)) * 512 / 2**29)
+
+
+def test_results_are_within_the_stated_error() -> None:
+    assert MOST_WRONG == 0.6
+    assert max(largest_error(*what) for _, *what in accepted()) <= MOST_WRONG
+    for sigma in np.linspace(SHORTEST, FARTHEST, 400):
+        assert in_words(windows_of(sigma, sigma)), f"the error at sigma {sigma} is not certain to be that small"
+
+
+@pytest.mark.parametrize("sigmas", [(2.2, 2.2), (4.0, 3.0), (5.9, 5.9), (1.0, 7.4), (7.6, 7.6)])
+def test_images_made_to_be_worst_stay_within_the_bound(sigmas: tuple[float, float]) -> None:
+    """Bright where a weight is too large, dark elsewhere, and the reverse; with increasing noise, so that sums round
+    either way."""
+    exact, wrong = np.ones(1), np.ones(1)
+    for window, sigma in zip(windows_of(*sigmas), sigmas, strict=True):
+        assert window.words
+        half, best = np.array(window.half_weights), real(sigma, window.after)
+        exact = np.multiply.outer(exact, np.concatenate((best[:0:-1], best)))
+        wrong = np.multiply.outer(wrong, np.concatenate((half[:0:-1], half)))
+    rng = np.random.default_rng(1)
+    worst = 0.0
+    for trial in range(60):
+        image = np.where((wrong > exact)[0] == bool(trial % 2), 65535, 0)
+        noise = rng.integers(-(trial**2), trial**2 + 1, image.shape)
+        image = np.clip(image + noise, 0, 65535).astype(np.uint16)
+        result = gaussian(image, sigmas, mode="valid").item()
+        worst = max(worst, abs(result - float((exact[0] * image).sum())))
+    assert 0.3 < worst <= MOST_WRONG
+
+
+def test_which_gaussians_are_summed_so() -> None:
+    assert in_words(windows_of(SHORTEST, SHORTEST))
+    assert in_words(windows_of(FARTHEST, 1.0, dtype="int16"))
+    assert in_words(windows_of(0.1, 3.0, 3.0)), "an axis of one tap is not filtered"
+    assert in_words(windows_of(20.0, 20.0, radii=(LEAST_LONGER, LEAST_RADIUS)))
+    assert not in_words(windows_of(2.1, 2.1))
+    assert not in_words(windows_of(3.0, 0.8))
+    assert not in_words(windows_of(3.0))
+    assert not in_words(windows_of(3.0, 3.0, 3.0))
+    assert not in_words(windows_of(3.0, 0.1, 3.0))
+    assert not in_words(windows_of(7.7, 3.0))
+    assert not in_words(windows_of(8.0, 8.0, radii=(MOST_RADIUS + 1,) * 2))
+    assert not in_words(windows_of(3.0, 3.0, orders=(1, 0)))
+    assert not in_words(windows_of(0.8, 3.0, radii=(4, 12))), "u does not fit two bytes"
+    assert not in_words(windows_of(1.0, 3.0, radii=(20, 12))), "nor does that of finer weights"
+    assert not in_words(windows_of(20.3, 20.3, radii=(30, 30))), "the error may be larger"
+    assert not any(in_words(windows_of(3.0, 3.0, dtype=dtype)) for dtype in ("uint8", "float32", "float64"))
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    dtype=st.sampled_from(["uint16", "int16"]),
+    content=st.sampled_from(CONTENTS),
+    modes=st.tuples(st.sampled_from(MODES), st.sampled_from(MODES)),
+    sides=st.tuples(st.sampled_from([1, 2, 7, 31, 67]), st.sampled_from([1, 3, 29, 71, 139])),
+    planes=st.sampled_from([0, 2]),
+    channels=st.sampled_from([0, 2, 3, 4, 7]),
+    sigmas=st.tuples(sigmas_of_windows, sigmas_of_windows),
+    cval=st.sampled_from([0, 5, 32767]),
+    workers=st.integers(1, 3),
+)
+def test_cpu_bits_are_the_definitions(
+    dtype, content, modes, sides, planes, channels, sigmas, cval, workers, monkeypatch_module
+) -> None:
+    axes = (1, 2) if planes else (0, 1)
+    reaches = [2 * gaussian_radius(sigma) * (mode == "valid") for sigma, mode in zip(sigmas, modes, strict=True)]
+    sides = tuple(side + reach for side, reach in zip(sides, reaches, strict=True))
+    shape = (planes,) * bool(planes) + sides + (channels,) * bool(channels)
+    case = Case(shape=shape, dtype=dtype, axes=axes, sigmas=sigmas, modes=modes, cval=cval, content=content)
+    assert_array_equal(case.apply(case.image(), workers=workers), case.bits(), err_msg=case.name)
+
+
+@pytest.fixture(scope="module")
+def monkeypatch_module():
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(cpu, "MIN_SAMPLES_PER_WORKER", 300)
+        yield patched
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1), sigmas=st.tuples(sigmas_of_windows, st.floats(SHORTEST, FARTHEST)), data=st.data()
+)
+def test_pieces_with_their_halos_equal_the_whole(seed: int, sigmas: tuple[float, float], data) -> None:
+    shape = (23, 41, 3)
+    image = np.random.default_rng(seed).integers(0, 65535, shape, np.uint16, endpoint=True)
+    whole = gaussian(image, sigmas, mode="nearest", channel_axis=-1)
+    radii = [gaussian_radius(sigma) for sigma in sigmas]
+    extended = np.pad(image, [(radii[0],) * 2, (radii[1],) * 2, (0, 0)], "edge")
+    starts = [data.draw(st.integers(0, side - 1)) for side in shape[:2]]
+    ends = [data.draw(st.integers(start + 1, side)) for start, side in zip(starts, shape, strict=False)]
+    part = tuple(slice(start, end + 2 * reach) for start, end, reach in zip(starts, ends, radii, strict=True))
+    piece = gaussian(extended[part], sigmas, mode="valid", channel_axis=-1)
+    assert_array_equal(piece, whole[starts[0] : ends[0], starts[1] : ends[1]])
+
+
+@pytest.mark.parametrize("sigmas", [(2.2, 4.0), (7.6, 1.0)])
+def test_signed_samples_are_unsigned_ones_moved(sigmas: tuple[float, float]) -> None:
+    unsigned = np.random.default_rng(3).integers(0, 65535, (67, 71), np.uint16, endpoint=True)
+    signed = (unsigned.astype(np.int32) - 32768).astype(np.int16)
+    assert_array_equal(gaussian(signed, sigmas).astype(np.int32) + 32768, gaussian(unsigned, sigmas))
+
+
+@settings(max_examples=40, deadline=None)
+@given(value=st.integers(0, 65535), sigmas=st.tuples(sigmas_of_windows, sigmas_of_windows))
+def test_a_constant_stays_constant(value: int, sigmas: tuple[float, float]) -> None:
+    image = np.full((7, 11), value, np.uint16)
+    assert_array_equal(gaussian(image, sigmas), image)
