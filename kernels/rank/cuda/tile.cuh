@@ -233,10 +233,10 @@ __device__ inline void tile_medians(const unsigned* raw, const unsigned* lists, 
                 merge<FROM1, KEPT1>(kept, all, nearly);
 #pragma unroll
                 for (int y = 0; y < 2; ++y) {
-                    const TileKey corner[1] = {{raw[(y == 0 ? 2 * half : CORE + 3 + 2 * half) * T::PITCH + at]}};
-                    TileKey whole[SIZE];
-                    merge<0, SIZE>(line[y], corner, whole);
-                    emit(2 * half + y, 2 * side + x, ranked_of<LEFT1>(nearly, whole));
+                    // The last sample to join lies between the two middle ones of the others, or one of these is the median.
+                    const TileKey corner = {raw[(y == 0 ? 2 * half : CORE + 3 + 2 * half) * T::PITCH + at]};
+                    const TileKey upper_of_two = high(ranked_of<LEFT1 - 1>(nearly, line[y]), corner);
+                    emit(2 * half + y, 2 * side + x, low(ranked_of<LEFT1>(nearly, line[y]), upper_of_two));
                 }
             }
         }
