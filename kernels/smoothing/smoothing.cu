@@ -33,17 +33,17 @@
 // Source of the doubling sums: Blelloch, "Prefix sums and their applications" (1990), applied to windows of any length.
 
 #include "borders.cuh"
-#include "cuda/columns.cuh"
+#include "cuda/boxes/columns.cuh"
 #include "cuda/fused.cuh"
 #include "cuda/ladder/steps.cuh"
 #include "cuda/coarse/resample.cuh"
 #include "cuda/coarse/planes.cuh"
-#include "cuda/running.cuh"
+#include "cuda/boxes/running.cuh"
 #include "samples.cuh"
-#include "cuda/sweep.cuh"
+#include "cuda/boxes/sweep.cuh"
 #include "cuda/axis_rounding.cuh"
 #include "cuda/gaussians/tensor.cuh"
-#include "cuda/tree.cuh"
+#include "cuda/boxes/tree.cuh"
 #include "cuda/gaussians/wide.cuh"
 
 constexpr int MAX_HALF = 128;  // weights at distances 0 … 127
@@ -55,8 +55,8 @@ struct Axis {
 };
 
 #include "cuda/far.cuh"
-#include "cuda/streamed.cuh"
-#include "cuda/runs.cuh"
+#include "cuda/boxes/streamed.cuh"
+#include "cuda/boxes/runs.cuh"
 #include "cuda/gaussians/words.cuh"
 
 template <typename Work>

@@ -13,17 +13,8 @@ import numpy as np
 
 from kernels.runtime.launch import Repeat, on_stream, record
 from kernels.smoothing import decimated
-from kernels.smoothing.cuda import (
-    far,
-    fused,
-    ladder,
-    passes,
-    running,
-    runs,
-    streamed,
-    sweep,
-    tree,
-)
+from kernels.smoothing.cuda import far, fused, ladder, passes
+from kernels.smoothing.cuda.boxes import running, runs, streamed, sweep, tree
 from kernels.smoothing.cuda.coarse import resample
 from kernels.smoothing.cuda.gaussians import tensor, wide, words
 from kernels.smoothing.window import MAX_TAPS, Window, extended, result_dtype

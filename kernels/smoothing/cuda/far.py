@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from kernels.runtime.launch import kernel
-from kernels.smoothing.cuda import passes, runs
+from kernels.smoothing.cuda import passes
+from kernels.smoothing.cuda.boxes import runs
 from kernels.smoothing.window import Window
 
 THREADS = 256

@@ -14,7 +14,7 @@ import numpy as np
 from kernels.runtime.launch import kernel
 from kernels.smoothing.axis_rounding import NO_ROUNDING, AxisRounding, axis_roundings, filtered_constant
 from kernels.smoothing.borders import MODES
-from kernels.smoothing.cuda import runs, streamed
+from kernels.smoothing.cuda.boxes import runs, streamed
 from kernels.smoothing.window import Window
 
 THREADS = 256

@@ -12,7 +12,8 @@ import pytest
 
 from kernels.smoothing import BORDER_MODES, DTYPES, MODES, box, gaussian
 from kernels.smoothing.cases import Case, cases
-from kernels.smoothing.cuda import VARIANTS, smooth, tree
+from kernels.smoothing.cuda import VARIANTS, smooth
+from kernels.smoothing.cuda.boxes import tree
 
 pytestmark = pytest.mark.gpu
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernels.smoothing.cuda import runs
+from kernels.smoothing.cuda.boxes import runs
 from kernels.smoothing.cuda.passes import Axis
 
 

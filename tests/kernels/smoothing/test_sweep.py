@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kernels.smoothing.cuda import sweep
+from kernels.smoothing.cuda.boxes import sweep
 from kernels.smoothing.cuda.fused import view_of
 from kernels.smoothing.window import box_window
 

@@ -6,7 +6,7 @@
 #include "borders.cuh"
 #include "bulk_copy.cuh"
 #include "samples.cuh"
-#include "cuda/running.cuh"
+#include "cuda/boxes/running.cuh"
 
 //   box_starts   column sums of every band's first rows
 //   box_sweep    a block goes down a band of a strip; the window of row y is that of row y - 1 plus the sum across of

@@ -3,7 +3,7 @@
 
 #include "block_scan.cuh"
 #include "mbarrier.cuh"
-#include "cuda/strips.cuh"
+#include "cuda/boxes/strips.cuh"
 
 // box_running: a warp filters a row or two of a strip in a step, in time that does not depend on the window. With
 //   D[x] = entering row - leaving row,  the window of row y is that of row y - 1 plus W[x], the sum of D across,

@@ -3,7 +3,7 @@
 
 #include "async_copy.cuh"
 #include "borders.cuh"
-#include "cuda/streamed.cuh"
+#include "cuda/boxes/streamed.cuh"
 
 // The contract sums these windows in runs of 16 samples: (head + tail) + whole runs, so a result takes four additions at any
 // size. Place 0 of a line is where the first run begins, at most 15 samples before the first window:

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "pdl.cuh"
-#include "cuda/running.cuh"
+#include "cuda/boxes/running.cuh"
 
 // box_column_sums: as box_running, but sums down the columns pass from warp to warp:
 //   V[x] of row y is that of row y - 1 plus the entering sample less the leaving one, and

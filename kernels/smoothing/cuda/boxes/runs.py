@@ -15,8 +15,8 @@ from kernels.runtime.launch import (
     shared_bytes_a_multiprocessor,
 )
 from kernels.smoothing.borders import MODES
-from kernels.smoothing.cuda import streamed
 from kernels.smoothing.cuda.block_partition import up_to
+from kernels.smoothing.cuda.boxes import streamed
 from kernels.smoothing.window import RUN, Window
 
 ENTRIES = (
