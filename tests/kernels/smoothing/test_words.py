@@ -82,8 +82,8 @@ def test_every_factor_fits_and_every_sum_is_exact() -> None:
         assert sum_of_constant(65535, first) < 1 << 21, story
         middle, least = (over_all(np.abs(each)) * 255 for each in (high, low))
         assert (middle + least) * 256 + over_all(np.abs(first.lower)) * 255 + least + first.bias < 1 << 31, story
-        for halfs in (second.upper, second.lower):
-            assert_array_equal(halfs.astype(np.float16), halfs, err_msg=story)
+        for weights in (second.upper, second.lower):
+            assert_array_equal(weights.astype(np.float16), weights, err_msg=story)
         # |a - 1024| <= 1024, |b - 512| <= 512.
         assert over_all(second.upper) * 1024 <= 1 << 24, story
         inner, outer = blocks_of_the_lower_sums(second.lower, max(down[1], across[1]))

@@ -164,6 +164,6 @@ def _filter(dtype: np.dtype[Any], windows: Sequence[Window]) -> WordsFilter:
     upper = (first.upper + 128) >> 8
     for limbs, values in ((found.u1, upper), (found.u0, first.upper - 256 * upper), (found.f, first.lower)):
         limbs[: values.size] = values.tolist()
-    for halfs, values in ((found.h, second.upper), (found.l, second.lower)):
-        halfs[: values.size] = values.astype(np.float16).view(np.uint16).tolist()
+    for row, values in ((found.h, second.upper), (found.l, second.lower)):
+        row[: values.size] = values.astype(np.float16).view(np.uint16).tolist()
     return found
