@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from uuid import uuid4
+
 import numpy as np
 
 from pipeline.cluster.gang.gang_stream import GangStream
@@ -89,7 +91,7 @@ class Streamed:
         if not ledger.exists:
             ledger.create()
         cluster_job = ClusterJob(
-            name=f"mri-{id(self)}", spec=planned.spec, budget=planned.budget,
+            name=f"mri-{uuid4().hex}", spec=planned.spec, budget=planned.budget,
             held_bytes=planned.job.hold_at_most(planned.budget.budget_bytes),
             ledger_identity=ledger.identity, worker_device=WorkerDevice(device="cpu", threads=1),
         )  # fmt: skip
