@@ -40,7 +40,7 @@ def run_box_tile(
     steps: Any,
     factor: Any,
 ) -> None:
-    """Window sums along the rows or the columns, whichever have a window, times `factor`.
+    """Sum the window along one axis, down the rows or along the columns, and multiply by `factor`.
 
     image, border, out, scratch : as in `gaussian_tile`, all of one float dtype
     offset                      : absolute coordinate of the first sample along that axis
