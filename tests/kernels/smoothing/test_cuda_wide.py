@@ -79,6 +79,17 @@ def test_wide_boxes_match_the_cpu_bit_by_bit(cupy: Any, dtype: str, sizes: tuple
         np.testing.assert_array_equal(got, box(image, sizes, **options), strict=True)
 
 
+@pytest.mark.parametrize("columns", [9000, 9001])
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "int16"])
+def test_wide_boxes_of_several_strips_and_bands_match_the_cpu_bit_by_bit(cupy: Any, dtype: str, columns: int) -> None:
+    """Bands divide the window into parts that are not all of one height; rows are aligned and not."""
+    for sizes, mode in (((257, 301), "reflect"), ((23, 260), "constant"), ((97, 1023), "valid")):
+        image = noise((301, columns, 3), dtype)
+        options: dict[str, Any] = {"mode": mode, "cval": 5, "channel_axis": 2}
+        got = cupy.asnumpy(box(cupy.asarray(image), sizes, **options))
+        np.testing.assert_array_equal(got, box(image, sizes, **options), strict=True)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_direct_gaussians_of_any_reach_match_the_cpu_bit_by_bit(cupy: Any, dtype: str) -> None:
     image = noise((97, 311, 3), dtype)

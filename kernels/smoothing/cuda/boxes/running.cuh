@@ -171,12 +171,17 @@ __device__ inline void store_row(Sample* line, const unsigned* results, int samp
 #endif
         return;
     }
-    const bool words = reinterpret_cast<unsigned long long>(line) % 4 == 0;
-    const int whole = words ? samples / A_WORD : 0;
-#pragma unroll 1
-    for (int i = lane; i < whole; i += 32) __stcs(reinterpret_cast<unsigned*>(line) + i, results[i]);
-#pragma unroll 1
-    for (int i = whole * A_WORD + lane; i < samples; i += 32) __stcs(line + i, reinterpret_cast<const Sample*>(results)[i]);
+    // Whole words of memory, and the samples before the first and after the last.
+    const int byte = static_cast<int>(-reinterpret_cast<long long>(line) & 3), before = min(byte / BYTES, samples);
+    const int whole = (samples - before) / A_WORD, rest = samples - before - whole * A_WORD;
+    unsigned* target = reinterpret_cast<unsigned*>(line + before);
+#pragma unroll 4
+    for (int i = lane; i < whole; i += 32)
+        __stcs(target + i, byte == 0 ? results[i] : __funnelshift_r(results[i], results[i + 1], 8 * byte));
+    if (lane < before + rest) {
+        const int i = lane < before ? lane : samples - rest + lane - before;
+        __stcs(line + i, reinterpret_cast<const Sample*>(results)[i]);
+    }
 }
 
 // The teams' turns: the next team sees everything that a team wrote before it passed the turn on. compute-sanitizer does not

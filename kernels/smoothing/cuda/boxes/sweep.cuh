@@ -8,7 +8,7 @@
 #include "samples.cuh"
 #include "cuda/boxes/running.cuh"
 
-//   box_starts   column sums of every band's first rows
+//   box_starts   column sums of the rows by which a band's first window precedes the next band's
 //   box_sweep    a block goes down a band of a strip; the window of row y is that of row y - 1 plus the sum across of
 //                D[x] = entering row - leaving row. A thread has neighbouring windows, whose sums differ by D at their two edges:
 //     sums of these differences in the thread and the warp, and a share of the strip's first window -> barrier
@@ -16,15 +16,15 @@
 //     -> barrier, at edges only
 //   The last warp meets the others at these barriers, and asks for the rows after the next once their place is free.
 // A result is kept as its mean m and the rest r of the division, so that 32 bits suffice: m n + r = sum + n / 2.
-// A band is as high as the window, or a whole part of it, so that one block's leaving row is another's entering one at
-// nearly the same time: bytes then come from L2, 16 bits not.
+// `parts` bands are exactly as high as the window, so that one block's leaving row is another's entering one in the same step.
 //
 // Floors for N samples of b bytes (8192 x 8192 u16 RGB, 1023 x 1023) on an H200 (4.2 TB/s, 132 multiprocessors at 1.98 GHz):
 //   bytes         3 N b: read by both kernels, written once       288 us
 //   instructions  37 a result (counted by ncu)                    220 us
 //   shared        2 b for each sample read and 9 b a result       140 us
+// Measured: box_starts 150 us, box_sweep 394 us; u8 RGB 90 us and 323 us.
 
-constexpr int START_EACH = 8;
+constexpr int START_THREADS = 64;
 constexpr unsigned short CONSTANT_SOURCE = 0xFFFF, FAR_SOURCE = 0xFFFE;
 
 struct Sweep {
@@ -32,14 +32,18 @@ struct Sweep {
     int before_y, taps_y, mode_y, before_x, taps_x, mode_x;
     int tiles, outputs;         // blocks across a row, and samples that each writes
     int pitch;                  // bytes of a row in shared memory, a multiple of 32
-    int bands, band_rows;       // blocks down the rows, and rows that each writes
-    int start_rows, starts;     // rows of a sum of box_starts, and sums that belong to the first window of a band
+    int bands, parts, span;     // blocks down the rows, of which `parts` write `span` rows: a window's, or one band's if higher
     int channels, aligned;      // aligned: whether box_starts may load vectors
     int aligned_out;            // whether every warp's results begin and end at a multiple of 16 bytes
     unsigned fill;              // the sample beyond the edge
     unsigned samples;           // of a window
     unsigned multiplier, shift; // u * multiplier >> 32 + shift is u / samples for every u that occurs (sweep.py)
     int extra;                  // quotients added to keep u above 0
+
+    // The first row that a band writes. Its first window is that of the next `parts` sums of box_starts.
+    __device__ int begin(int band) const { return static_cast<int>(static_cast<long long>(band) * span / parts); }
+    // The first row of that window; it may lie beyond the edge.
+    __device__ int first(int band) const { return begin(band) - (mode_y == VALID ? 0 : before_y); }
 };
 
 // Sample k of the words of a row.
@@ -51,52 +55,53 @@ __device__ inline unsigned sample_of(const unsigned* word, int k) {
 }
 
 template <typename Sample>
-__global__ void __launch_bounds__(256, 4)
+__global__ void __launch_bounds__(START_THREADS, 16)
 box_starts(const Sample* __restrict__ in, unsigned* __restrict__ sums, Sweep sweep) {
-    constexpr int WORDS = START_EACH * sizeof(Sample) / 4;
-    const int row_samples = sweep.columns * sweep.channels;
-    const int tiles = (row_samples + 256 * START_EACH - 1) / (256 * START_EACH), count = sweep.bands + sweep.starts - 1;
-    const int at = (blockIdx.x % tiles * 256 + threadIdx.x) * START_EACH, band = blockIdx.x / tiles % count;
+    constexpr int EACH = 16 / sizeof(Sample), SIZE = START_THREADS * EACH;
+    const int row_samples = sweep.columns * sweep.channels, thread = threadIdx.x;
+    const int tiles = (row_samples + SIZE - 1) / SIZE, count = sweep.bands + sweep.parts - 1;
+    const int tile = blockIdx.x % tiles * SIZE, band = blockIdx.x / tiles % count;
     const long long plane = blockIdx.x / tiles / count;
-    if (at >= row_samples) return;
-    const int own = min(START_EACH, row_samples - at);
-    const int first = band * sweep.band_rows - (sweep.mode_y == VALID ? 0 : sweep.before_y);
-    const Sample* source = in + plane * sweep.rows * row_samples + at;
-    unsigned sum[START_EACH] = {};
-    const bool inside = first >= 0 && first + sweep.start_rows <= sweep.rows;
-    const auto line_of = [&](int row) {
-        return source + static_cast<long long>(inside ? row : border_index(row, sweep.rows, sweep.mode_y)) * row_samples;
-    };
-    if (sweep.aligned && own == START_EACH && (inside || sweep.mode_y != CONSTANT)) {
-#pragma unroll 4
-        for (int row = 0; row < sweep.start_rows; ++row) {
-            const Sample* line = line_of(first + row);
-            unsigned word[WORDS];
-            if constexpr (WORDS == 4) {
-                const uint4 found = __ldg(reinterpret_cast<const uint4*>(line));
-                word[0] = found.x, word[1] = found.y, word[2] = found.z, word[3] = found.w;
-            } else {
-                const uint2 found = __ldg(reinterpret_cast<const uint2*>(line));
-                word[0] = found.x, word[1] = found.y;
-            }
+    const int first = sweep.first(band), rows = min(sweep.first(band + 1) - first, sweep.taps_y);
+    const Sample* source = in + plane * sweep.rows * row_samples + tile;
+    unsigned sum[EACH] = {};
+    const bool inside = first >= 0 && first + rows <= sweep.rows;
+    const auto row_of = [&](int row) { return inside ? row : border_index(row, sweep.rows, sweep.mode_y); };
+    const auto line_of = [&](int row) { return source + static_cast<long long>(row) * row_samples; };
+    // A thread has a vector of neighbours, otherwise samples START_THREADS apart.
+    const bool vectors = sweep.aligned && tile + SIZE <= row_samples && (inside || sweep.mode_y != CONSTANT);
+    if (vectors) {
+#pragma unroll 6
+        for (int row = first; row < first + rows; ++row) {
+            const Sample* line = line_of(row_of(row)) + thread * EACH;
+            const uint4 found = __ldg(reinterpret_cast<const uint4*>(line));
+            const unsigned word[] = {found.x, found.y, found.z, found.w};
 #pragma unroll
-            for (int k = 0; k < START_EACH; ++k) sum[k] += sample_of<Sample>(word, k);
+            for (int k = 0; k < EACH; ++k) sum[k] += sample_of<Sample>(word, k);
         }
     } else {
-        for (int row = 0; row < sweep.start_rows; ++row) {
-            const int from = border_index(first + row, sweep.rows, sweep.mode_y);
-            const Sample* line = source + static_cast<long long>(max(from, 0)) * row_samples;
+        int place[EACH];
 #pragma unroll
-            for (int k = 0; k < START_EACH; ++k)
-                if (k < own) sum[k] += from < 0 ? static_cast<Sample>(sweep.fill) : __ldg(line + k);
+        for (int k = 0; k < EACH; ++k) place[k] = min(k * START_THREADS + thread, row_samples - 1 - tile);
+#pragma unroll (16 / EACH)
+        for (int row = first; row < first + rows; ++row) {
+            const int from = row_of(row);
+            const Sample* line = line_of(max(from, 0));
+            Sample found[EACH];
+#pragma unroll
+            for (int k = 0; k < EACH; ++k) found[k] = __ldg(line + place[k]);
+#pragma unroll
+            for (int k = 0; k < EACH; ++k) sum[k] += from < 0 ? static_cast<Sample>(sweep.fill) : found[k];
         }
     }
     // Sums of signed samples are made those of samples plus 32768.
-    const unsigned bias = same<Sample, short> ? 32768u * sweep.start_rows : 0;
-    unsigned* target = sums + (plane * count + band) * row_samples + at;
+    const unsigned bias = same<Sample, short> ? 32768u * rows : 0;
+    unsigned* target = sums + (plane * count + band) * row_samples + tile;
 #pragma unroll
-    for (int k = 0; k < START_EACH; ++k)
-        if (k < own) target[k] = sum[k] + bias;
+    for (int k = 0; k < EACH; ++k) {
+        const int at = vectors ? thread * EACH + k : k * START_THREADS + thread;
+        if (tile + at < row_samples) target[at] = sum[k] + bias;
+    }
 }
 
 // The rows of a step: two stages of an entering and a leaving row in shared memory, each as it lies in memory.
@@ -152,12 +157,12 @@ box_sweep(const Sample* __restrict__ in, Sample* __restrict__ out, const unsigne
     const long long plane = blockIdx.x / sweep.tiles / sweep.bands;
     const int row_samples = sweep.columns * CHANNELS, out_samples = sweep.out_columns * CHANNELS;
     const int x = tile * sweep.outputs, wanted = min(sweep.outputs, out_samples - x), reach = sweep.taps_x * CHANNELS;
-    const int height = min(sweep.band_rows, sweep.out_rows - band * sweep.band_rows);
+    const int height = min(sweep.begin(band + 1), sweep.out_rows) - sweep.begin(band);
     // The strip begins a pixel before its first window.
     const int left = x - (sweep.mode_x == VALID ? 0 : sweep.before_x * CHANNELS) - CHANNELS, span = wanted + reach;
     const int low = max(-left, 0), high = min(row_samples - left, span);  // samples of the strip inside the row
     const int before = low / CHANNELS, after = high / CHANNELS, beyond = before + span / CHANNELS - after;  // pixels
-    const int first = band * sweep.band_rows - (sweep.mode_y == VALID ? 0 : sweep.before_y);
+    const int first = sweep.first(band);
     const Sample* image = in + plane * sweep.rows * row_samples;
     const auto line_of = [&](int row) { return image + static_cast<long long>(row) * row_samples; };
     // The sample of the row from which sample i of the strip comes; -1: the constant.
@@ -258,27 +263,31 @@ box_sweep(const Sample* __restrict__ in, Sample* __restrict__ out, const unsigne
         }
         return;
     }
-    // The column sums of the first window, in the place of the rows.
+    // The column sums of the first window, in the place of the rows; several at once, since each waits for L2.
     unsigned* column = reinterpret_cast<unsigned*>(shared);
-    for (int i = thread; i < span; i += threads) {
-        unsigned sum = 0;
-        const int from = place_of(i), inside = from - left;
-        const unsigned fill = to_sum<unsigned>(static_cast<Sample>(sweep.fill));
-        if ((i < low || i >= high) && i % CHANNELS == 0)
-            source[i < low ? i / CHANNELS : i / CHANNELS - after + before] =
-                from < 0 ? CONSTANT_SOURCE : inside >= low && inside < high ? inside / CHANNELS : FAR_SOURCE;
-        if (from < 0) {
-            sum = fill * sweep.taps_y;
-        } else {
-            const unsigned* held =
-                starts + (plane * (sweep.bands + sweep.starts - 1) + band) * static_cast<long long>(row_samples) + from;
-            for (int k = 0; k < sweep.starts; ++k) sum += __ldg(held + static_cast<long long>(k) * row_samples);
-            for (int k = sweep.starts * sweep.start_rows; k < sweep.taps_y; ++k) {
-                const int row = border_index(first + k, sweep.rows, sweep.mode_y);
-                sum += row < 0 ? fill : to_sum<unsigned>(__ldg(line_of(row) + from));
-            }
+    const unsigned* band_starts = starts + (plane * (sweep.bands + sweep.parts - 1) + band) * static_cast<long long>(row_samples);
+    const unsigned fill = to_sum<unsigned>(static_cast<Sample>(sweep.fill));
+    constexpr int AT_ONCE = 4;
+#pragma unroll 1
+    for (int begin = thread; begin < span; begin += AT_ONCE * threads) {
+        int from[AT_ONCE];
+        unsigned sum[AT_ONCE] = {};
+#pragma unroll
+        for (int q = 0; q < AT_ONCE; ++q) from[q] = place_of(min(begin + q * threads, span - 1));
+#pragma unroll 2
+        for (int k = 0; k < sweep.parts; ++k)
+#pragma unroll
+            for (int q = 0; q < AT_ONCE; ++q)
+                sum[q] += __ldg(band_starts + static_cast<long long>(k) * row_samples + max(from[q], 0));
+#pragma unroll
+        for (int q = 0; q < AT_ONCE; ++q) {
+            const int i = begin + q * threads, inside = from[q] - left;
+            if (i >= span) break;
+            if ((i < low || i >= high) && i % CHANNELS == 0)
+                source[i < low ? i / CHANNELS : i / CHANNELS - after + before] =
+                    from[q] < 0 ? CONSTANT_SOURCE : inside >= low && inside < high ? inside / CHANNELS : FAR_SOURCE;
+            column[i] = from[q] < 0 ? fill * sweep.taps_y : sum[q];
         }
-        column[i] = sum;
     }
     __syncthreads();
     unsigned mean[WORDS] = {};  // as samples, of signed ones plus 32768
@@ -314,7 +323,7 @@ box_sweep(const Sample* __restrict__ in, Sample* __restrict__ out, const unsigne
         }
     }
     __syncthreads();
-    Sample* target = out + (plane * sweep.out_rows + static_cast<long long>(band) * sweep.band_rows) * out_samples + x + warp * 32 * SAMPLES;
+    Sample* target = out + (plane * sweep.out_rows + static_cast<long long>(sweep.begin(band))) * out_samples + x + warp * 32 * SAMPLES;
     const int stored = min(wanted - warp * 32 * SAMPLES, 32 * SAMPLES);
     const auto store = [&] {
         wait_for_bulk_stores();

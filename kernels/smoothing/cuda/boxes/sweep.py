@@ -17,7 +17,7 @@ from kernels.smoothing.cuda.block_partition import up_to
 from kernels.smoothing.cuda.fused import MAX_BLOCKS, MAX_LENGTH, SECTOR_BYTES, VECTOR_BYTES, View, view_of
 from kernels.smoothing.window import Window
 
-START_EACH, START_THREADS = 8, 256
+START_THREADS = 64
 STATIC_BYTES = 4096
 SLACK_BYTES = 64  # of a row in shared memory: the rest of its first sector and last word
 MORE_TILES = 6  # across a row than the fewest that are tried
@@ -54,8 +54,8 @@ class Sweep(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_int) for name in ("rows", "out_rows", "columns", "out_columns")),
         *((name, ctypes.c_int) for name in ("before_y", "taps_y", "mode_y", "before_x", "taps_x", "mode_x")),
-        *((name, ctypes.c_int) for name in ("tiles", "outputs", "pitch", "bands", "band_rows")),
-        *((name, ctypes.c_int) for name in ("start_rows", "starts", "channels", "aligned", "aligned_out")),
+        *((name, ctypes.c_int) for name in ("tiles", "outputs", "pitch", "bands", "parts", "span")),
+        *((name, ctypes.c_int) for name in ("channels", "aligned", "aligned_out")),
         *((name, ctypes.c_uint) for name in ("fill", "samples", "multiplier", "shift")),
         ("extra", ctypes.c_int),
     )
@@ -83,13 +83,12 @@ def run(image: Any, windows: Sequence[Window], cval: float, out: Any, stream: An
     cut = min(_cuts(view, dtype), key=lambda cut: cut.cost)
     sweep = _sweep(view, dtype, cval, cut)
     row_samples, row_bytes = view.columns * view.channels, view.columns * view.channels * dtype.itemsize
-    vector = START_EACH * dtype.itemsize
     sweep.aligned_out = sweep.out_columns * view.channels * dtype.itemsize % VECTOR_BYTES == 0
     sweep.aligned_out &= out.data.ptr % VECTOR_BYTES == 0
-    sweep.aligned = row_bytes % vector == 0 and image.data.ptr % VECTOR_BYTES == 0
-    count = sweep.bands + sweep.starts - 1
+    sweep.aligned = row_bytes % VECTOR_BYTES == 0 and image.data.ptr % VECTOR_BYTES == 0
+    count = sweep.bands + sweep.parts - 1
     starts = cupy.empty((view.planes, count, row_samples), "uint32")
-    blocks = view.planes * count * -(-row_samples // (START_EACH * START_THREADS))
+    blocks = view.planes * count * -(-row_bytes // (VECTOR_BYTES * START_THREADS))
     kernel("smoothing", f"box_starts<{C_TYPES[dtype.name]}>").launch(
         (blocks,), (START_THREADS,), (image, starts, sweep), stream=stream
     )
@@ -109,7 +108,9 @@ class Cut:
     outputs: int  # pixels of a row that a block writes
     pitch: int  # bytes of a row in shared memory
     shared_bytes: int
-    band_rows: int
+    bands: int  # down the rows
+    parts: int  # bands in a span
+    span: int  # rows: of a window, or of a band if that is higher
     cost: int  # what a multiprocessor does, in samples read
 
 
@@ -131,16 +132,15 @@ def _cuts(view: View, dtype: np.dtype[Any]) -> list[Cut]:
             continue
         bands = max(at_once * multiprocessors() // (view.planes * tiles), 1)
         band_rows = -(-out_rows // min(bands, out_rows))
-        # As high as the window or a whole part of it, if that is not much higher.
-        if taps_y >= band_rows:
-            band_rows = taps_y // (taps_y // band_rows)
-        blocks = view.planes * tiles * -(-out_rows // band_rows)
+        parts, span = (taps_y // band_rows, taps_y) if taps_y >= band_rows else (1, band_rows)
+        bands, band_rows = -(-out_rows * parts // span), -(-span // parts)
+        blocks = view.planes * tiles * bands
         row = threads * samples + taps_x * channels // 4
         cost = -(-blocks // (at_once * multiprocessors())) * at_once * row * (band_rows + START_ROWS)
         found.append(
             Cut(
-                threads=threads, tiles=tiles, outputs=outputs, pitch=pitch, shared_bytes=shared, band_rows=band_rows,
-                cost=cost,
+                threads=threads, tiles=tiles, outputs=outputs, pitch=pitch, shared_bytes=shared,
+                bands=bands, parts=parts, span=span, cost=cost,
             )
         )  # fmt: skip
     return found
@@ -167,16 +167,14 @@ def _sweep(view: View, dtype: np.dtype[Any], cval: float, cut: Cut) -> Sweep:
     before_y, taps_y, mode_y = (0, 1, "reflect") if down is None else (down.before, down.taps, down.mode)
     before_x, taps_x, mode_x = (0, 1, "reflect") if across is None else (across.before, across.taps, across.mode)
     out_rows, out_columns = _output(view)
-    samples, tiles, band_rows = taps_y * taps_x, cut.tiles, cut.band_rows
-    start_rows = min(band_rows, taps_y)
+    samples = taps_y * taps_x
     shift = samples.bit_length() - 1 - (samples & samples - 1 == 0)
     return Sweep(
         rows=view.rows, out_rows=out_rows, columns=view.columns, out_columns=out_columns,
         before_y=before_y, taps_y=taps_y, mode_y=MODES.index(mode_y),
         before_x=before_x, taps_x=taps_x, mode_x=MODES.index(mode_x),
-        tiles=tiles, outputs=cut.outputs * view.channels, pitch=cut.pitch,
-        bands=-(-out_rows // band_rows), band_rows=band_rows,
-        start_rows=start_rows, starts=taps_y // start_rows, channels=view.channels,
+        tiles=cut.tiles, outputs=cut.outputs * view.channels, pitch=cut.pitch,
+        bands=cut.bands, parts=cut.parts, span=cut.span, channels=view.channels,
         fill=int(cval) & 0xFFFF, samples=samples, multiplier=-(-(1 << 32 + shift) // samples), shift=shift,
         extra=_extra(view, dtype),
     )  # fmt: skip
