@@ -113,7 +113,7 @@ def bilateral(
         if not (1 <= each <= MAX_SIZE and each % 2 == 1):
             raise ValueError(f"size must be odd, 1 … {MAX_SIZE}; got {each}")
     modes = per_axis("mode", mode, chosen)
-    windows = {axis: (int(taps), of, 0) for axis, taps, of in zip(chosen, sizes, modes, strict=True)}
+    windows = {axis: (int(taps), of, 0, 1) for axis, taps, of in zip(chosen, sizes, modes, strict=True)}
     dtype, shape = np.dtype(image.dtype).newbyteorder("="), [*image.shape]
     for axis, window in windows.items():
         shape[axis] = axis_of(shape[axis], *window).out_length

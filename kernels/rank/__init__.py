@@ -128,11 +128,12 @@ def _filtered(
     check_array("image", image)
     # Checks and tasks are made once: a stream of chunks repeats calls, and some kernels take less time than they do.
     key = None
+    steps = 1 if difference is None or not difference.opens else 2
     if options.get("footprint") is None:
-        key = repr((image.shape, image.dtype.str, size, rank, options))
+        key = repr((image.shape, image.dtype.str, size, rank, steps, options))
     found = _plans.get(key)
     if found is None:
-        found = _planned(image.shape, image.dtype, size, rank, **options)
+        found = _planned(image.shape, image.dtype, size, rank, steps=steps, **options)
         if key is not None:
             if len(_plans) >= MAX_PLANS:
                 _plans.clear()
@@ -176,6 +177,7 @@ def _planned(
     channel_axis: int | None = None,
     nan_policy: str = "propagate",
     nodata: float | None = None,
+    steps: int = 1,
 ) -> Plan:
     chosen = filtered_axes(image_shape, image_dtype, axes, channel_axis)
     sizes, mask = _window(size, footprint, chosen)
@@ -191,7 +193,7 @@ def _planned(
     if samples > MAX_SAMPLES:
         raise ValueError(f"size makes a window of {samples:,} samples; at most {MAX_SAMPLES:,} are supported")
     windows = {
-        axis: (taps, of, shift)
+        axis: (taps, of, shift, steps)
         for axis, taps, of, shift in zip(chosen, sizes, modes, _origins(origin, sizes, chosen), strict=True)
         if taps > 1 or mask is not None
     }

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from kernels.smoothing.borders import MODES
 
 MAX_AXES = 3
+SYMMETRIC = ("reflect", "mirror", "wrap")  # border modes: beyond an edge a window has the samples of one in the image
 MAX_SAMPLES = 1 << 22  # of a window: 2047 × 2047, or 161 in each of three directions
 
 
@@ -109,33 +110,34 @@ class Task:
         return (self.planes, *(axis.out_length for axis in self.axes), self.inner)
 
 
-def axis_of(length: int, taps: int, mode: str, origin: int = 0) -> Axis:
-    """A window of `taps` samples; an even number reaches one sample farther to the left, as in scipy.ndimage."""
+def axis_of(length: int, taps: int, mode: str, origin: int = 0, steps: int = 1) -> Axis:
+    """A window of `taps` samples; an even number reaches one sample farther to the left, as in scipy.ndimage. Mode
+    "valid" shrinks the axis in each of the steps that are computed at once."""
     if mode not in MODES:
         raise ValueError(f"mode must be one of {', '.join(MODES)}; got {mode!r}")
     if mode != "valid":
         return Axis(length=length, out_length=length, first=-(taps // 2) - origin, taps=taps, mode=mode)
-    if taps > length:
+    if steps * (taps - 1) >= length:
         raise ValueError(f'a window of {taps} along an axis of {length} samples: mode "valid" leaves nothing')
-    return Axis(length=length, out_length=length - taps + 1, first=0, taps=taps, mode=mode)
+    return Axis(length=length, out_length=length - steps * (taps - 1), first=0, taps=taps, mode=mode)
 
 
-def is_foldable(windows: Mapping[int, tuple[int, str, int]], shape: Sequence[int]) -> bool:
+def is_foldable(windows: Mapping[int, tuple[int, str, int, int]], shape: Sequence[int]) -> bool:
     """Whether `folded` can take the axes of an array as they are."""
     return len(_spanned(shape, windows)) <= MAX_AXES
 
 
 def folded(
-    shape: Sequence[int], windows: Mapping[int, tuple[int, str, int]]
+    shape: Sequence[int], windows: Mapping[int, tuple[int, str, int, int]]
 ) -> tuple[int, tuple[Axis, Axis, Axis], int]:
-    """Planes, three axes and inner samples of a C-contiguous array. `windows`: taps, mode and origin by axis."""
+    """Planes, three axes and inner samples of a C-contiguous array. `windows`: taps, mode, origin and steps by axis."""
     axes = _spanned(shape, windows)
     first, second, third = [axis_of(1, 1, "nearest")] * (MAX_AXES - len(axes)) + axes
     begin, end = min(windows, default=0), max(windows, default=-1) + 1
     return math.prod(shape[:begin]), (first, second, third), math.prod(shape[end:])
 
 
-def _spanned(shape: Sequence[int], windows: Mapping[int, tuple[int, str, int]]) -> list[Axis]:
+def _spanned(shape: Sequence[int], windows: Mapping[int, tuple[int, str, int, int]]) -> list[Axis]:
     """The filtered axes, and between them those that are not, neighbours together."""
     axes: list[Axis] = []
     between = 1

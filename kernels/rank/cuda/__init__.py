@@ -90,8 +90,11 @@ _repeats: dict[Any, Repeat | None] = {}
 
 
 def _arrays(image: Any, out: Any, difference: Difference | None) -> tuple[Any, ...]:
-    # An opening's image is subtracted from itself.
-    return (image, out) if difference is None or difference.opens else (image, out, difference.image)
+    if difference is None or difference.image is None:
+        return image, out
+    # An opening is subtracted from its own image, or from a part of it.
+    is_same = difference.opens and difference.image.data.ptr == image.data.ptr
+    return (image, out) if is_same else (image, out, difference.image)
 
 
 def _layout(image: Any, task: Task, out: Any, difference: Difference | None) -> Any:

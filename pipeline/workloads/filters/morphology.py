@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from kernels.morphology import difference, grey_dilation, grey_erosion
-from kernels.rank.task import Difference
+from kernels.rank.task import SYMMETRIC, Difference
 from pipeline.workloads.common.samples import computed_in
 from pipeline.workloads.filters.window import (
     Axes,
@@ -69,19 +71,35 @@ def _apply(
         if len(filters) == 1:
             filters[0](block, out=out, **options)
             return
+        kept = block[tuple(slice((n - m) // 2, (n + m) // 2) for n, m in zip(block.shape, out.shape, strict=True))]
+        taken = Difference(image=kept if "hat" in operation else None, reverse=operation == "bottomhat")
+        if _is_one_step(block, edges, axes, options) and not isinstance(block, np.ndarray):
+            # What lies beyond rows that are as long as the block's is any.
+            whole = {**options, "mode": ["reflect" if mode == "nearest" else mode for mode in options["mode"]]}
+            if filters[1](block, out=out, difference=replace(taken, opens=True), **whole) is not None:
+                return
         found = filters[0](block, **options)
         is_left = filters[0] is grey_erosion  # an erosion reaches farther to the left, a dilation to the right
         lost = (n - m for n, m in zip(block.shape, found.shape, strict=True))
         first = tuple(at + (each + is_left) // 2 for at, each in zip(edges.first, lost, strict=True))
         replace(edges, first=first).extend(found, axes)
-        kept = block[tuple(slice((n - m) // 2, (n + m) // 2) for n, m in zip(block.shape, out.shape, strict=True))]
-        taken = Difference(image=kept, reverse=operation == "bottomhat") if "hat" in operation else None
-        filters[1](found, out=out, difference=taken, **options)
+        filters[1](found, out=out, difference=None if taken.image is None else taken, **options)
     except ValueError as error:
         raise refused(error) from error
-    if taken is not None and not taken.is_done:
+    if taken.image is not None and not taken.is_done:
         of, subtracted = (out, kept) if taken.reverse else (kept, out)
         difference(of, subtracted, out, nodata, stream)
+
+
+def _is_one_step(block: Any, edges: Any, axes: Sequence[Any], options: Mapping[str, Any]) -> bool:
+    """Whether an opening's first step needs no edges of its own: the block lies within the image, or the edges are
+    mirrors or none and the windows symmetric, so that the first step's results there are those of its windows."""
+    if "size" not in options:
+        return False
+    is_inside = all(
+        edges.first[axis] >= 0 and edges.first[axis] + block.shape[axis] <= edges.shape[axis] for axis in axes
+    )
+    return is_inside or (edges.mode in SYMMETRIC and all(size % 2 == 1 for size in options["size"]))
 
 
 def _of(operation: str, summary: str) -> Any:

@@ -112,12 +112,13 @@ def test_refused(given: dict[str, Any], said: str) -> None:
 def test_a_gpu_gives_the_bits_of_the_cpu(name: str, dtype: str) -> None:
     import cupy
 
-    image = samples_of((161, 147, 3), dtype)
-    for options in ({"size": (4, 33)}, {"size": 131}, {"size": (300, 1)}, {"footprint": disk(3)}, {"size": (5, 3)}):
-        for mode in ("nearest", "constant", "reflect"):
-            found = getattr(ours, name)(cupy.asarray(image), mode=mode, cval=7, channel_axis=2, **options)
-            expected = getattr(ours, name)(image, mode=mode, cval=7, channel_axis=2, **options)
-            same_bits(found.get(), expected, f"{options}")
+    for shape in ((161, 147, 3), (61, 1024, 3), (61, 147, 2)):
+        image = samples_of(shape, dtype)
+        for options in ({"size": (4, 33)}, {"size": 131}, {"size": (300, 1)}, {"footprint": disk(3)}, {"size": (5, 3)}):
+            for mode in ("nearest", "constant", "reflect"):
+                found = getattr(ours, name)(cupy.asarray(image), mode=mode, cval=7, channel_axis=2, **options)
+                expected = getattr(ours, name)(image, mode=mode, cval=7, channel_axis=2, **options)
+                same_bits(found.get(), expected, f"{shape} {options}")
 
 
 @pytest.mark.gpu

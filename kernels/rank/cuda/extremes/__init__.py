@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from kernels.rank.cuda.gather import C_TYPES, constants
-from kernels.rank.task import Axis, Difference, Task
+from kernels.rank.task import SYMMETRIC, Axis, Difference, Task
 from kernels.runtime.launch import kernel, multiprocessors, shared_bytes_a_multiprocessor
 from kernels.smoothing.borders import MODES
 
@@ -24,11 +24,11 @@ ENTRIES = tuple(
     for c_type in C_TYPES.values()
     for least in ("true", "false")
 ) + tuple(
-    f"extreme_strip<{C_TYPES[name]}, {least}, {keeps}, {plain}>"
+    f"extreme_strip<{C_TYPES[name]}, {least}, {keeps}, {rows}>"
     for name in ("uint8", "uint16", "int16", "float32")
     for least in ("true", "false")
     for keeps in ("false, false", "true, false", "true, true")
-    for plain in ("true", "false")[: 1 if keeps == "true, true" else 2]
+    for rows in ((0, 1) if keeps == "true, true" else (0, 1, 2) if name == "float32" else (0, 1, 2, 3))
 )
 ROW_THREADS, ROW_WORDS = 256, 16  # of words.cuh
 BOX_THREADS = 256  # of box.cuh
@@ -37,7 +37,7 @@ STRIP_THREADS = 32  # of strip.cuh
 STRIP_BLOCKS = {1: (16, 16), 2: (16, 20), 4: (16, 24)}  # of a multiprocessor, by a sample's bytes, and if rows are kept
 STRIP_FEWEST, STRIP_MANY = 4, 16  # blocks of a multiprocessor, at least, and if rows are kept
 STRIP_OPENS = 208  # threads of a multiprocessor that have results, at least, if it opens
-STRIP_LOST = 16  # vectors of a warp that only serve others, at most
+STRIP_LOST = (16, 20)  # vectors of a warp that only serve others, at most, and if pixels have three channels
 FEW, SOME = 8, 20  # rows of a window: more than FEW are loaded twice, up to SOME in groups of four
 VECTOR = 16  # bytes
 # By the bytes of shared memory from which they hold: samples of a window down a column, more of which leave too few
@@ -45,7 +45,6 @@ VECTOR = 16  # bytes
 MOST = ((160 << 10, 64, 1040), (0, 24, 520))
 ENOUGH_THREADS = 384  # of a multiprocessor
 NARROW_BYTES = 128  # of the samples inside an axis: below this, a warp's columns are no whole lines of memory
-SYMMETRIC = ("reflect", "mirror", "wrap")  # border modes: a window there has the samples of one in the image
 MAX_BLOCKS = (1 << 31) - 1
 MAX_LENGTH = 1 << 30  # of an axis, and of the samples inside one: positions have 32 bits
 
@@ -138,9 +137,11 @@ def _run(
 
 def _can_open(task: Task) -> bool:
     """Whether the first step's results beyond the edges are those of windows there: so it is if edges are mirrors, or
-    none, and if windows are symmetric."""
+    none, and if windows are symmetric; and if the windows of both steps lie in the image."""
     return all(
-        axis.taps == 1 or (axis.taps % 2 == 1 and axis.first == -(axis.taps // 2) and axis.mode in SYMMETRIC)
+        axis.taps == 1
+        or axis.mode == "valid"
+        or (axis.taps % 2 == 1 and axis.first == -(axis.taps // 2) and axis.mode in SYMMETRIC)
         for axis in task.axes
     )
 
@@ -292,13 +293,17 @@ def _launch_strip(task: BoxTask, types: str, itemsize: int, stream: Any, argumen
     task.aligned_out = task.out_pitch % each == target.data.ptr % VECTOR == 0
     task.first_y, task.first_x = task.first_y * steps, task.first_x * steps
     compares_floats = not task.omit_nan and not task.has_nodata and task.is_first and task.is_last
-    is_plain = task.aligned_in and task.aligned_out and task.inner == 1
+    rows = 3 if task.inner == 3 and itemsize < 4 else 2  # as strip.cuh has them
+    if task.inner == 1:
+        rows = 0 if task.aligned_in and task.aligned_out else 1
+    if rows == 1:
+        task.aligned_in = task.aligned_out = False
     slack = 0 if task.aligned_out else each  # results before the tile's, of which some are stored with them
     used = (STRIP_THREADS * each - slack - task.first_x % each - steps * (task.taps_x - 1) * task.inner) // each
     lost = STRIP_THREADS - used + (not task.aligned_in)
     if (
         itemsize not in STRIP_BLOCKS or (itemsize == 4 and not compares_floats) or task.pair > 0 or task.step > 1
-        or lost > STRIP_LOST or (not task.aligned_in and task.columns < 2 * each) or (opens and not is_plain)
+        or lost > STRIP_LOST[rows == 3] or (not task.aligned_in and task.columns < 2 * each) or (opens and rows > 1)
     ):  # fmt: skip
         return False
     pairs = (task.taps_y - 1) // 2
@@ -316,7 +321,7 @@ def _launch_strip(task: BoxTask, types: str, itemsize: int, stream: Any, argumen
     task.tiles = -(-(task.out_columns + max(slack - 1, 0)) // task.tile)
     task.band = _band(task.tiles * task.planes, task.out_rows, steps * task.taps_y, multiprocessors() * held)
     task.bands = -(-task.out_rows // task.band)
-    kernel("rank", f"extreme_strip<{types}, {kept}, {'true' if is_plain else 'false'}>").launch(
+    kernel("rank", f"extreme_strip<{types}, {kept}, {rows}>").launch(
         (task.tiles * task.bands * task.planes,), (STRIP_THREADS,), arguments, shared_bytes=shared_bytes, stream=stream
     )
     return True

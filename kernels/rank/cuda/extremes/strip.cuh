@@ -12,7 +12,8 @@
 //   along the rows     on words of one column in both rows, so that samples never move within words: a thread's minima from
 //                      each column to its last, and from its first to each; a window is the first of these, whole threads, and
 //                      the second of a thread to the right. Threads exchange words in shuffles. The last threads of a warp only
-//                      serve others. Windows of pixels with channels are doubled in shared memory instead.
+//                      serve others. A thread has such minima of each of three channels; the next thread's samples begin with
+//                      another channel, so their order is turned. Windows of other numbers of channels are doubled in shared memory.
 //        |
 //   an opening         takes these results as rows of a second strip, whose windows have maxima: no result of the first step leaves the
 //                      multiprocessor. Edges are those of the first image, so windows must be symmetric, and edges mirrors.
@@ -148,14 +149,14 @@ template <int SPAN, int BY, bool LEAST, typename Sample, int M>
 __device__ inline void doubled_up_to(Column<Sample> (&x)[M]) {
     if constexpr (BY < SPAN) {
 #pragma unroll
-        for (int j = 0; j < M - 2 * BY + 1; ++j) x[j] = chosen<LEAST>(x[j], x[j + BY]);
+        for (int j = 0; j < M - BY; ++j) x[j] = chosen<LEAST>(x[j], x[j + BY]);
         doubled_up_to<SPAN, 2 * BY, LEAST>(x);
     }
 }
 
-// Of windows that begin `first` columns after each column x of the warp's threads, -(N / 2 - 1) … N / 2.
-template <bool LEAST, typename Sample, int N>
-__device__ inline void windows_along(Column<Sample> (&x)[N], int first, int taps) {
+// The columns that lie `first` after each column x of the warp's threads, -(N / 2 - 1) … N / 2.
+template <typename Sample, int N>
+__device__ inline void move(Column<Sample> (&x)[N], int first) {
     using Each = Column<Sample>;
     const int lane = threadIdx.x;
     with_constant<1 - N / 2, N>(first, [&](auto by) {
@@ -171,46 +172,88 @@ __device__ inline void windows_along(Column<Sample> (&x)[N], int first, int taps
             x[j] = at < 0 ? other[(at + COUNT) % (COUNT + 1)] : at < N ? own[at % N] : other[(at - N) % (COUNT + 1)];
         }
     });
-    if (taps <= N) {
-        with_constant<1, N>(taps, [&](auto count) {
-            constexpr int TAPS = decltype(count)::value;
-            Each y[N + TAPS - 1];
+}
+
+// What a thread has of each channel, as another has it, whose first sample is of the channel `by` before its own.
+template <int INNER, typename Each>
+__device__ inline void turned(const Each (&x)[INNER], int by, Each (&found)[INNER]) {
+#pragma unroll
+    for (int c = 0; c < INNER; ++c) {
+        found[c] = x[c];
+#pragma unroll
+        for (int b = 1; b < INNER; ++b)
+            if (by == b) found[c] = x[(c + INNER - b) % INNER];
+    }
+}
+
+// Of windows that begin at each column x of the warp's threads, and have every INNER-th column, of pixels with so many channels.
+template <bool LEAST, int INNER, typename Sample, int N>
+__device__ inline void windows_along(Column<Sample> (&x)[N], int taps) {
+    using Each = Column<Sample>;
+    const int lane = threadIdx.x;
+    constexpr int SHORT = (N - 1) / INNER + 1;  // ends in the next thread
+    if (taps <= SHORT) {
+        with_constant<1, SHORT>(taps, [&](auto count) {
+            constexpr int TAPS = decltype(count)::value, REACH = (TAPS - 1) * INNER;
+            Each y[N + REACH];
 #pragma unroll
             for (int j = 0; j < N; ++j) y[j] = x[j];
 #pragma unroll
-            for (int j = 0; j < TAPS - 1; ++j) y[N + j] = from_lane(x[j], lane + 1);
+            for (int j = 0; j < REACH; ++j) y[N + j] = from_lane(x[j], lane + 1);
             constexpr int SPAN = TAPS >= 16 ? 16 : TAPS >= 8 ? 8 : TAPS >= 4 ? 4 : TAPS >= 2 ? 2 : 1;
-            doubled_up_to<SPAN, 1, LEAST>(y);
+            doubled_up_to<SPAN * INNER, INNER, LEAST>(y);
 #pragma unroll
-            for (int j = 0; j < N; ++j) x[j] = TAPS == SPAN ? y[j] : chosen<LEAST>(y[j], y[j + TAPS - SPAN]);
+            for (int j = 0; j < N; ++j) x[j] = TAPS == SPAN ? y[j] : chosen<LEAST>(y[j], y[j + (TAPS - SPAN) * INNER]);
         });
         return;
     }
     Each suffix[N], prefix[N];
-    suffix[N - 1] = x[N - 1], prefix[0] = x[0];
 #pragma unroll
-    for (int j = 1; j < N; ++j) {
-        suffix[N - 1 - j] = chosen<LEAST>(suffix[N - j], x[N - 1 - j]);
-        prefix[j] = chosen<LEAST>(prefix[j - 1], x[j]);
+    for (int j = 0; j < N; ++j) {
+        const int k = N - 1 - j;
+        prefix[j] = j < INNER ? x[j] : chosen<LEAST>(prefix[(j + N - INNER) % N], x[j]);
+        suffix[k] = j < INNER ? x[k] : chosen<LEAST>(suffix[(k + INNER) % N], x[k]);
     }
     // Whole threads between: a window begins in this thread, and ends in the one `lanes` after it, or the next.
-    const int lanes = (taps - 1) / N, count = lanes - 1;
-    Each whole = suffix[0], between;
-    const Each last = from_lane(whole, lane + lanes);
+    const int lanes = (taps - 1) * INNER / N, count = lanes - 1;
+    Each whole[INNER], between[INNER], to_last[INNER];
+    // Of each channel of this thread, from the thread `after` it.
+    const auto fetch = [&](int after, Each (&found)[INNER]) {
+        Each theirs[INNER];
+#pragma unroll
+        for (int c = 0; c < INNER; ++c) theirs[c] = from_lane(whole[c], lane + after);
+        turned(theirs, after * N % INNER, found);
+    };
+#pragma unroll
+    for (int c = 0; c < INNER; ++c) {
+        whole[c] = suffix[c];
+#pragma unroll
+        for (int w = 0; w < Each::WORDS; ++w) between[c].word[w] = loser<Sample, LEAST>();
+    }
+    fetch(lanes, to_last);
     int span = 1;
 #pragma unroll 1
-    for (; 2 * span <= count; span *= 2) whole = chosen<LEAST>(whole, from_lane(whole, lane + span));
+    for (; 2 * span <= count; span *= 2) {
+        Each other[INNER];
+        fetch(span, other);
 #pragma unroll
-    for (int w = 0; w < Each::WORDS; ++w) between.word[w] = loser<Sample, LEAST>();
-    if (count > 0) between = chosen<LEAST>(from_lane(whole, lane + 1), from_lane(whole, lane + 1 + count - span));
-    const Each to_last = chosen<LEAST>(between, last);
-    with_constant<0, N>((taps - 1) % N, [&](auto rest) {
+        for (int c = 0; c < INNER; ++c) whole[c] = chosen<LEAST>(whole[c], other[c]);
+    }
+    if (count > 0) {
+        Each other[INNER];
+        fetch(1, between), fetch(1 + count - span, other);
+#pragma unroll
+        for (int c = 0; c < INNER; ++c) between[c] = chosen<LEAST>(between[c], other[c]);
+    }
+#pragma unroll
+    for (int c = 0; c < INNER; ++c) to_last[c] = chosen<LEAST>(between[c], to_last[c]);
+    with_constant<0, N>((taps - 1) * INNER % N, [&](auto rest) {
         constexpr int REST = decltype(rest)::value;
 #pragma unroll
         for (int j = 0; j < N; ++j) {
             const bool is_near = j + REST < N;
             const Each end = from_lane(prefix[(j + REST) % N], lane + lanes + !is_near);
-            x[j] = chosen<LEAST>(chosen<LEAST>(suffix[j], is_near ? between : to_last), end);
+            x[j] = chosen<LEAST>(chosen<LEAST>(suffix[j], is_near ? between[j % INNER] : to_last[j % INNER]), end);
         }
     });
 }
@@ -324,22 +367,31 @@ __device__ inline Vector<Sample> from_last(const Vector<Sample>& own, int by) {
     return by == 0 ? own : shifted(last, own, Vector<Sample>::SAMPLES - by);
 }
 
+// The samples of a vector at `place` of a row of `count` that lie in it: the rows' ends must not hold up the others.
+template <typename Sample>
+__device__ __noinline__ void store_part(Sample* row, int place, Vector<Sample> found, int count) {
+    constexpr int EACH = SAMPLES_A_WORD<Sample>;
+#pragma unroll
+    for (int i = 0; i < Vector<Sample>::SAMPLES; ++i)
+        if (place + i >= 0 && place + i < count) row[place + i] = sample_in<Sample>(found.word[i / EACH], i % EACH);
+}
+
 // Of integers; and of floats whose NaN spread, without nodata. If rows do not begin at whole vectors, threads load and store those that
 // hold their samples, and exchange the rest.
 // KEEPS: the row before those that two results share, in shared memory; it is loaded again otherwise.
-// OPENS: after the opposite extremes of the same windows, of an odd number of samples in the middle of which the result lies.
-// PLAIN: rows begin at whole vectors, and pixels have no channels.
-template <typename Sample, bool LEAST, bool KEEPS, bool OPENS, bool PLAIN>
+// OPENS: after the opposite extremes of the same windows, which are symmetric, or both lie in the image.
+// ROWS: 0: they begin at whole vectors, in the input and the output; 1: anywhere; 2: pixels have channels; 3: three channels.
+template <typename Sample, bool LEAST, bool KEEPS, bool OPENS, int ROWS>
 __global__ void __launch_bounds__(32, STRIP_BLOCKS<Sample, KEEPS && !OPENS>) extreme_strip(
     const Sample* __restrict__ in, Sample* __restrict__ out, const Sample* __restrict__ image,
     const __grid_constant__ BoxTask task, Sample cval, Sample nodata, Sample) {
     using V = Vector<Sample>;
     constexpr int SAMPLES = V::SAMPLES, THREADS = 32, BATCH = 4;
     extern __shared__ ulonglong2 vectors[];
-    const int lane = threadIdx.x, taps = task.taps_y, inner = PLAIN ? 1 : task.inner;
-    const bool aligned_in = PLAIN || task.aligned_in, aligned_out = PLAIN || task.aligned_out;
+    const int lane = threadIdx.x, taps = task.taps_y, inner = ROWS == 2 ? task.inner : ROWS == 3 ? 3 : 1;
+    const bool aligned_in = ROWS >= 2 ? task.aligned_in : ROWS == 0, aligned_out = ROWS >= 2 ? task.aligned_out : ROWS == 0;
     // Rows of the windows of both steps, columns from a window's first to its last, and rows from a first step's result to the second's.
-    const int taps_y = OPENS ? 2 * taps - 1 : taps, reach = (OPENS ? 2 : 1) * (task.taps_x - 1) * inner, later = OPENS ? taps : 0;
+    const int taps_y = OPENS ? 2 * taps - 1 : taps, reach = (OPENS ? 2 : 1) * (task.taps_x - 1) * inner, later = OPENS ? (taps - 1) / 2 * 2 + 1 : 0;
     Down<Sample, LEAST != OPENS, KEEPS> down(reinterpret_cast<V*>(vectors) + lane, taps);
     Down<Sample, LEAST, true> then(down.end, taps);
     const int pairs = down.pairs;
@@ -455,7 +507,7 @@ __global__ void __launch_bounds__(32, STRIP_BLOCKS<Sample, KEEPS && !OPENS>) ext
     const auto store = [&](Sample* to, V found, const V& theirs) {
         const int by = aligned_out ? 0 : past_of(to), place = column - by;
         if (!aligned_out) found = from_last(found, by);
-        if (!is_used) return;
+        if (!is_used || (!aligned_out && place >= task.out_columns)) return;
         if constexpr (same<Sample, float>) {
 #pragma unroll
             for (int k = 0; k < V::WORDS; ++k)
@@ -463,17 +515,14 @@ __global__ void __launch_bounds__(32, STRIP_BLOCKS<Sample, KEEPS && !OPENS>) ext
         }
         if (task.subtracts == 1) found = difference(theirs, found, task.has_nodata, nodata);
         if (task.subtracts == 2) found = difference(found, theirs, task.has_nodata, nodata);
-        if (aligned_out || (place >= 0 && place + SAMPLES <= task.out_columns)) {
-            store_vector(to - by, found);
-        } else {
-            for (int k = 0; k < V::WORDS; ++k)
-                store_some<Sample>(to - column, place + k * SAMPLES_A_WORD<Sample>, found.word[k], 0, task.out_columns);
-        }
+        if (aligned_out || (place >= 0 && place + SAMPLES <= task.out_columns)) store_vector(to - by, found);
+        else store_part(to - column, place, found, task.out_columns);
     };
     // The vector of the image that belongs to what is stored.
     const auto image_at = [&](const Sample* to, int y) {
         const int place = column - (aligned_out ? 0 : past_of(to));
         const Sample* line = image + y * task.image_pitch;
+        if (!aligned_out && place >= task.out_columns) return V();
         if (!aligned_out && (place < 0 || place + SAMPLES > task.out_columns)) return some_of(line, place, task.out_columns);
         return vector_at(line + place, place + 2 * SAMPLES <= task.out_columns);
     };
@@ -513,15 +562,21 @@ __global__ void __launch_bounds__(32, STRIP_BLOCKS<Sample, KEEPS && !OPENS>) ext
                 }
             }
         }
-        if (inner > 1) windows_apart<LEAST != OPENS>(many, OPENS ? 0 : first, task.taps_x, inner, line);
-        else windows_along<LEAST != OPENS>(many, OPENS ? 0 : first, task.taps_x);
+        if constexpr (ROWS == 2) {
+            windows_apart<LEAST>(many, first, task.taps_x, inner, line);
+        } else {
+            if constexpr (!OPENS) move(many, first);
+            windows_along<LEAST != OPENS, ROWS == 3 ? 3 : 1>(many, task.taps_x);
+        }
         V found[2];
         to_rows<Sample>(many, found[0], found[1]);
         if constexpr (OPENS) {
             then.add(found[0], found[1], V(), many);
             then.turn_back();
-            if (inner > 1) windows_apart<LEAST>(many, first, task.taps_x, inner, line);
-            else if (r >= -1) windows_along<LEAST>(many, first, task.taps_x);
+            if (r >= -1) {
+                move(many, first);
+                windows_along<LEAST, 1>(many, task.taps_x);
+            }
             to_rows<Sample>(many, found[0], found[1]);
         }
         if (r >= 0) store(target, found[0], theirs[0]);
