@@ -173,7 +173,8 @@ def _bars(result: LadderResult) -> str:
         colour = LIBRARY if row >= len(result.rungs) else COLOURS[rung.bound]
         colour = UPPER if rung.name == result.bound_rung else colour
         length = _x(rung.fraction, decades) - LEFT
-        rate = f"{rung.bytes_per_s / GIGA:,.0f} GB/s" if result.limit in ("copy", "read") else _flops(rung)
+        is_bytes = result.limit in ("copy", "read")
+        rate = f"{(rung.bytes_per_s if is_bytes else rung.flops_per_s) / GIGA:,.0f} {'GB/s' if is_bytes else 'GFLOP/s'}"
         parts.append(
             f'<text x="{LEFT - 8}" y="{y + 15}" text-anchor="end">{escape(rung.name)}</text>'
             f'<rect x="{LEFT}" y="{y + 3}" width="{max(length, 1):.1f}" height="{ROW - 7}" rx="2" fill="{colour}"/>'
@@ -184,10 +185,6 @@ def _bars(result: LadderResult) -> str:
         f'<text x="{LEFT}" y="{bottom + 16}" fill="#5d6572">{scale}: {escape(LIMIT_NAMES[result.limit])}</text>'
     )
     return "".join(parts)
-
-
-def _flops(rung: Rung) -> str:
-    return f"{rung.flops_per_s / GIGA:,.0f} GFLOP/s"
 
 
 def _marks(decades: int) -> list[float]:

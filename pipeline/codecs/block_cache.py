@@ -64,10 +64,6 @@ class _Block:
         return self.samples[box] if box else self.samples
 
 
-def _unknown(key: Key) -> int:
-    return -1
-
-
 def _whole(key: Key, after: Place) -> Box:
     return ()
 
@@ -97,7 +93,7 @@ class BlockCache:
         self._blocks: OrderedDict[Key, _Block] = OrderedDict()
         self._making: set[Key] = set()
         self._spare: list[Memory] = []
-        self._uses: Callable[[Key], int] = _unknown
+        self._uses: Callable[[Key], int] = lambda _: -1  # unknown
         self._next_use: Callable[[Key, Place], Place | None] | None = None
         self._part: Callable[[Key, Place], Box] = _whole
         self._reading: list[Place] = []

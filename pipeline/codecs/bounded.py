@@ -8,6 +8,7 @@ import re
 import struct
 import zlib
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -120,18 +121,6 @@ def _streams(new: Callable[[], Any], data: Buffer, limit: int) -> bytes:
     return b"".join(pieces)
 
 
-def _zlib(data: Buffer, limit: int) -> bytes:
-    return _streams(zlib.decompressobj, data, limit)
-
-
-def _gzip(data: Buffer, limit: int) -> bytes:
-    return _streams(lambda: zlib.decompressobj(16 + zlib.MAX_WBITS), data, limit)
-
-
-def _bz2(data: Buffer, limit: int) -> bytes:
-    return _streams(bz2.BZ2Decompressor, data, limit)
-
-
 def _lzma(data: Buffer, limit: int, **options: Any) -> bytes:
     return _streams(lambda: lzma.LZMADecompressor(**options), data, limit)
 
@@ -165,8 +154,14 @@ def _blosc(data: Buffer, limit: int) -> Buffer:
 
 
 DECODERS: dict[str, Callable[..., Buffer]] = {
-    "blosc": _blosc, "bz2": _bz2, "gzip": _gzip, "lz4": _lz4, "lzma": _lzma, "zlib": _zlib, "zstd": _zstd,
-}  # fmt: skip
+    "blosc": _blosc,
+    "bz2": partial(_streams, bz2.BZ2Decompressor),
+    "gzip": partial(_streams, partial(zlib.decompressobj, 16 + zlib.MAX_WBITS)),
+    "lz4": _lz4,
+    "lzma": _lzma,
+    "zlib": partial(_streams, zlib.decompressobj),
+    "zstd": _zstd,
+}
 
 
 def _jpeg_samples(data: bytes) -> int:

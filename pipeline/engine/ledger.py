@@ -315,15 +315,11 @@ def remove_leftovers(output: Path) -> None:
         partial_objects(final).remove_below()
         ledger.remove()
         return
-    for path in _partials(final):
+    for path in (partial_path(final), partial_path(samples_path(final))):
         with writing(final), in_its_folder(path) as here:
             shutil.rmtree(here) if here.is_dir() and not here.is_symlink() else here.unlink(missing_ok=True)
     settle_older(final)
     ledger.remove()
-
-
-def _partials(final: Path) -> tuple[Path, Path]:
-    return partial_path(final), partial_path(samples_path(final))
 
 
 def _seal(output: Path) -> dict[str, Any]:

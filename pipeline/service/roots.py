@@ -12,7 +12,7 @@ from pathlib import Path
 from pipeline.errors import InputError, OutputError, ParameterError
 from pipeline.formats.cfl import files_of
 from pipeline.formats.image.zarr import is_zarr
-from pipeline.storage.confinement import Confinement, confine
+from pipeline.storage.confinement import Confinement, confine, real_path
 from pipeline.storage.objects import ObjectPath, is_url
 from pipeline.storage.positional import reading
 
@@ -180,7 +180,7 @@ class DataRoots:
         if "\0" in name or not name.strip() or self.folder is None:
             return None
         try:
-            resolved = Path(os.path.realpath(self.folder / name))
+            resolved = Path(real_path(os.path.join(self.folder, name)))  # noqa: PTH118
         except (OSError, ValueError):  # a loop of symlinks; characters that a file system refuses
             return None
         return resolved if self._confinement.holds(str(resolved)) else None

@@ -89,6 +89,21 @@ def resolved(path: Path) -> Path:
     return path if isinstance(path, ObjectPath) or _confining(path) else Path(os.path.realpath(path))
 
 
+def real_path(path: str) -> str:
+    """As `os.path.realpath`, but the system looks up the folder, which is much faster than doing so part by part."""
+    folder, last = os.path.split(path)
+    if last not in ("", ".", ".."):
+        with suppress(OSError):
+            pinned = os.open(folder, _FOLDER)
+            try:
+                place = os.path.join(_place_of(pinned), last)  # noqa: PTH118
+            finally:
+                os.close(pinned)
+            if not os.path.islink(place):  # noqa: PTH114
+                return place
+    return os.path.realpath(path)
+
+
 def open_beneath(path: Path | str, flags: int, mode: int = 0o777) -> int:
     """`os.open` of an existing file or folder, also as an `opener`.
 

@@ -20,33 +20,11 @@ if TYPE_CHECKING:
 GROUP = "millrace.workloads"
 
 
-def _coulomb() -> Workload:
-    from pipeline.workloads.coulomb import Coulomb
-
-    return Coulomb()
-
-
-def _map() -> Workload:
-    from pipeline.workloads.operator.map_function import MapFunction
-
-    return MapFunction()
-
-
-def _mri() -> Workload:
-    from pipeline.workloads.mri import Mri
-
-    return Mri()
-
-
-def _filter(module: str, name: str) -> Workload:
-    found: Workload = getattr(import_module(f"pipeline.workloads.filters.{module}"), name.replace("-", "_"))
-    return found
-
-
-def _smooth() -> Workload:
-    from pipeline.workloads.smoothing import Smoothing
-
-    return Smoothing()
+def _ours(module: str, name: str) -> Workload:
+    """The workload, or one of the class, with this name in a module of this package."""
+    found = getattr(import_module(f"pipeline.workloads.{module}"), name.replace("-", "_"))
+    workload: Workload = found() if isinstance(found, type) else found
+    return workload
 
 
 # By their module of `pipeline.workloads.filters`.
@@ -60,13 +38,13 @@ _FILTERS = {
 }
 # Each is imported when it is first asked for.
 _BUILT_IN: dict[str, Callable[[], Workload]] = {
-    "coulomb": _coulomb,
-    "mri": _mri,
-    "smooth": _smooth,
-    **{name: partial(_filter, module, name) for module, names in _FILTERS.items() for name in names},
+    "coulomb": partial(_ours, "coulomb", "Coulomb"),
+    "mri": partial(_ours, "mri", "Mri"),
+    "smooth": partial(_ours, "smoothing", "Smoothing"),
+    **{name: partial(_ours, f"filters.{module}", name) for module, names in _FILTERS.items() for name in names},
 }
 # Runs the code of the user who starts the command; a service refuses it.
-LOCAL_ONLY: dict[str, Callable[[], Workload]] = {"map": _map}
+LOCAL_ONLY: dict[str, Callable[[], Workload]] = {"map": partial(_ours, "operator.map_function", "MapFunction")}
 
 
 def workload_named(name: str) -> Workload:

@@ -46,7 +46,8 @@ def open_image(path: Path) -> ImageReader:
     """Read an image's header; close the reader after use. InputError if Millrace cannot read it."""
     form = _format_of(path)
     if form is None:
-        raise InputError(f"{path}: unsupported image format; Millrace reads {_supported()}")
+        known = ", ".join(f"{form.name} ({' '.join(form.suffixes)})" for form in FORMATS)
+        raise InputError(f"{path}: unsupported image format; Millrace reads {known}")
     reader = form.open(path)
     if reader.header.nbytes >= _BEYOND_ANY_FILE_BYTES:  # strips and chunks that are not stored may declare any size
         shape = " × ".join(map(str, reader.header.shape))
@@ -59,7 +60,8 @@ def format_for_output(path: Path, storage: Storage | None = None) -> ImageFormat
     """The format that the suffix selects. OutputError if there is none, ParameterError if it does not store so."""
     form = _by_suffix(path)
     if form is None:
-        raise unsupported_output(path, "image format", _suffixes())
+        suffixes = [suffix for each in FORMATS for suffix in each.suffixes]
+        raise unsupported_output(path, "image format", suffixes)
     return form if storage is None else form.storing(storage)
 
 
@@ -116,11 +118,3 @@ def _by_suffix(path: Path) -> ImageFormat | None:
     name = path.name.lower()
     known = ((suffix, form) for form in (*FORMATS, _LISTS) for suffix in form.suffixes)
     return next((form for suffix, form in known if name.endswith(suffix) and name != suffix), None)
-
-
-def _suffixes() -> list[str]:
-    return [suffix for form in FORMATS for suffix in form.suffixes]
-
-
-def _supported() -> str:
-    return ", ".join(f"{form.name} ({' '.join(form.suffixes)})" for form in FORMATS)

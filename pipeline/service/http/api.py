@@ -50,7 +50,7 @@ from pipeline.service.store import JobFilter, NewJob, StoredJob
 from pipeline.storage import archive
 from pipeline.storage.objects import ObjectPath
 from pipeline.storage.positional import PositionalFile
-from pipeline.workloads import workloads
+from pipeline.workloads import workload_named, workloads
 from pipeline.workloads.paths import refuse_existing, refuse_long_name
 
 # How often a stream checks the progress of a run, which is in memory, and its connection.
@@ -103,12 +103,12 @@ def submit(
         most_of_an_owner=service.settings.jobs_waiting_of_an_owner, groups=user.visible_groups,
     )  # fmt: skip
     service.runner.wake()
-    views = [job_view(service.store.job(each)) for each in ids]
+    array = service.store.job(ids[0]).asked.array_id
     audit(
-        "submit", job=ids[0], jobs=len(ids), array=views[0].array, group=group, workload=request.workload,
+        "submit", job=ids[0], jobs=len(ids), array=array, group=group, workload=request.workload,
         input=request.input, output=request.output,
     )  # fmt: skip
-    accepted = Accepted(array=views[0].array, jobs=views).model_dump_json()
+    accepted = f'{{"array":{json.dumps(array)},"jobs":{service.store.jobs_json(ids)}}}'
     return Response(accepted, 201, {"Location": f"/v1/jobs/{ids[0]}"}, "application/json")
 
 
@@ -343,7 +343,7 @@ def _checked(new: NewJob, roots: DataRoots) -> NewJob:
     read, written = roots.within(new.input), roots.writable(new.output)
     if read == written:
         raise OutputError(f"{new.output} is the input itself: name another output")
-    workloads()[new.workload].check_output(Path(new.output))
+    workload_named(new.workload).check_output(Path(new.output))
     refuse_long_name(written)
     # A symlink may lead to a folder whose name is not valid Unicode.
     return replace(new, written=os.fsencode(written).decode(errors="backslashreplace"))

@@ -424,7 +424,7 @@ class Runner:
                 run,
                 self._sizes.of(array_id),
                 lambda most: self._store.company(job, most=most),
-                lambda wanted: self._claim_company(run, wanted),
+                partial(self._claim_company, run),
             )
         except ProcessDied:
             self._sizes.failed(array_id, 1)
@@ -437,7 +437,7 @@ class Runner:
             self._gathering.release()
         return company
 
-    def _claim_company(self, run: Run, wanted: Sequence[str]) -> Sequence[StoredJob]:
+    def _claim_company(self, run: Run, wanted: Sequence[StoredJob]) -> Sequence[StoredJob]:
         job = run.claimed.job.id
         run.company = tuple(self._store.claim_company(job, wanted, self.name, now=time.time(), lease_s=LEASE_S))
         return run.company

@@ -49,7 +49,7 @@ MOST_BYTES_TOGETHER = 1 << 30
 # What reading their headers may allocate.
 MOST_SCAN_BYTES = 1 << 30
 # How many jobs of an array run together: so many at first, then as many as take about so long.
-FIRST_COMPANY, TOGETHER_S, GROWTH = 16, 4.0, 8
+FIRST_COMPANY, TOGETHER_S, GROWTH = 16, 8.0, 8
 _ARRAYS_KEPT = 1000
 # For drawing a preview that somebody waits for.
 LATE_PREVIEW_S = 20.0
@@ -110,7 +110,7 @@ def gathered(
     run: Run,
     most: int,
     waiting: Callable[[int], Sequence[StoredJob]],
-    claim: Callable[[Sequence[str]], Sequence[StoredJob]],
+    claim: Callable[[Sequence[StoredJob]], Sequence[StoredJob]],
 ) -> Company | None:
     """At most so many jobs to run together; None: the run's job runs alone.
 
@@ -143,7 +143,7 @@ def gathered(
     if len(files) < 2:
         return None
     jobs = [found[wanted] for wanted, _ in files]
-    claimed = {each.job.id: each for each in (run.claimed, *claim([each.job.id for each in jobs[1:]]))}
+    claimed = {each.job.id: each for each in (run.claimed, *claim(jobs[1:]))}
     members = [
         Member(claimed[each.job.id], file)
         for each, (_, file) in zip(jobs, files, strict=True)
@@ -164,12 +164,12 @@ def _wanted(run: Run, stored: StoredJob, parameters: Parameters) -> Wanted | Non
     found = read.stat()
     if not stat.S_ISREG(found.st_mode) or found.st_size > MOST_FILE_BYTES:
         return None
-    if os.path.lexists(written) and not written.is_file():
-        return None
     if os.path.lexists(partial_path(written)) or os.path.lexists(ledger_path(written)):
         return None
     # The input exists: what does not exist is another file.
     if any(map(os.path.lexists, (written, receipt_path(written), partial_path(samples_path(written))))):
+        if os.path.lexists(written) and not written.is_file():
+            return None
         refuse_same_file(JobSpec(workload=asked.workload, input=read, output=written, parameters=parameters))
     return Wanted(read, written)
 

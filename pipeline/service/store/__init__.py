@@ -62,7 +62,7 @@ LEAST_ROOM_BYTES = 1 << 20  # on the disk: with less, no job is accepted
 HALF_LIFE_S = 24 * 3600.0  # of an owner's past use: yesterday's counts half
 PRUNED_AT_ONCE = 200  # keeps transactions short
 SESSIONS_OF_A_TOKEN = 100
-MOST_COMPANY = 512  # of jobs that run together
+MOST_COMPANY = 1024  # of jobs that run together
 # The numbers of the jobs of an array follow each other.
 MOST_OF_AN_ARRAY = 10_000
 REQUEST_KEPT_S = 7 * 24 * 3600.0  # how long an idempotency key is remembered
@@ -162,7 +162,8 @@ class Store:
     def apply_all(self, changes: Sequence[tuple[str, Event, Facts]], *, now: float) -> list[Outcome]:
         """As `apply`, for several events in one transaction."""
         with self._write(now) as transaction:
-            return [_applied(transaction, job, event, facts, now) for job, event, facts in changes]
+            transaction.ahead = transaction.rows([job for job, _, _ in changes])
+            return [_applied(transaction, job, event, facts) for job, event, facts in changes]
 
     def retry(self, job: str, *, now: float) -> Outcome:
         """Queues a failed or cancelled job again; it waits for its dependencies as they are now.
@@ -222,22 +223,28 @@ class Store:
             return [stored(row, frozenset(), frozenset()) for row in _company(reading, job, most)]
 
     def claim_company(
-        self, job: str, wanted: Sequence[str], runner: str, *, now: float, lease_s: float
+        self, job: str, wanted: Sequence[StoredJob], runner: str, *, now: float, lease_s: float
     ) -> list[StoredJob]:
         """Claims those of these jobs that are still company of an active job, as many as may run."""
+        facts, claimed = Facts(runner=runner, lease_until=now + lease_s), []
         with self._write(now) as transaction:
             asked, rules = transaction.job(job).asked, self._rules(transaction, now)
             blocked = rules.blocked(sys.maxsize)
             if blocked is None or asked.owner in blocked.owners or asked.group in blocked.groups:
                 return []
             room = rules.room(asked.owner, asked.group)
-            rows = {row["id"]: row for row in _company(transaction, job, MOST_COMPANY)}
-            chosen = [each for each in wanted if each in rows][: int(min(room, MOST_COMPANY))]
-            for each in chosen:
-                transaction.apply(each, Claimed(1), Facts(runner=runner, lease_until=now + lease_s))
-            claimed = [transaction.job(each) for each in chosen]
-        for each in chosen:
-            metrics.job_queue_wait.labels(asked.workload).observe(max(now - rows[each]["changed_at"], 0.0))
+            transaction.ahead = {row["id"]: row for row in _company(transaction, job, MOST_COMPANY)}
+            still = [each for each in wanted if each.job.id in transaction.ahead]
+            for each in still[: int(min(room, MOST_COMPANY))]:
+                after, _ = transaction.apply(each.job.id, Claimed(1), facts)
+                claimed.append(
+                    replace(
+                        each, job=after, changed_at=now, started_at=now, runner=runner, lease_until=facts.lease_until
+                    )
+                )
+        waits = metrics.job_queue_wait.labels(asked.workload)
+        for each in still[: len(claimed)]:
+            waits.observe(max(now - each.changed_at, 0.0))
         return claimed
 
     def most_urgent(
@@ -426,6 +433,11 @@ class Store:
         with self._read() as reading:
             return reading.job(job)
 
+    def jobs_json(self, jobs: Sequence[str]) -> str:
+        """A JSON list of the `JobView` of these jobs, in the order of submission, built by SQLite."""
+        with self._read() as reading:
+            return str(reading.execute("jobs_json", ids=json.dumps(jobs)).fetchone()[0])
+
     def list_jobs(self, wanted: JobFilter = ANY, *, limit: int = 100) -> list[StoredJob]:
         """The newest first."""
         with self._read() as reading:
@@ -497,8 +509,9 @@ class Store:
     def _write(self, now: float) -> Iterator[Transaction]:
         """One transaction; once it is on disk, listeners of the changed jobs are woken."""
         with storing(self.path), self._database.writing() as connection:
-            transaction = Transaction(connection, self.path, now, self._webhook)
+            transaction = Transaction(connection, now, self._webhook)
             yield transaction
+            transaction.finish()
         for each in transaction.ended:
             each.count()
         for usage in transaction.used:
@@ -506,18 +519,14 @@ class Store:
         self.job_events.notify(transaction.changed)
 
 
-def _applied(transaction: Transaction, job: str, event: Event, facts: Facts, now: float) -> Outcome:
+def _applied(transaction: Transaction, job: str, event: Event, facts: Facts) -> Outcome:
     if facts.used is not None:  # even if the event is ignored
-        values = {"seconds": facts.used.device_seconds}
-        ran = {"id": job, "run_seconds": facts.run_seconds}
-        whose = transaction.execute("add_device_seconds", **values, **ran).fetchone()
+        whose = transaction.execute(
+            "add_use", id=job, seconds=facts.used.device_seconds, run_seconds=facts.run_seconds,
+            memory_bytes=facts.memory_bytes, gpu_memory_bytes=facts.gpu_memory_bytes,
+        ).fetchone()  # fmt: skip
         if whose is not None:
-            owner, group = whose["owner"], whose["owner_group"]
-            transaction.execute("add_share", **values, owner=owner, at=now)
-            transaction.account(Usage(day=None, owner=owner, group=group, runs=1, **vars(facts.used)))
-    if facts.memory_bytes is not None or facts.gpu_memory_bytes is not None:
-        taken = {"memory_bytes": facts.memory_bytes, "gpu_memory_bytes": facts.gpu_memory_bytes}
-        transaction.execute("note_memory", id=job, **taken)
+            transaction.account(whose["owner"], whose["owner_group"], runs=1, **vars(facts.used))
     return transaction.apply(job, event, facts)
 
 

@@ -19,8 +19,9 @@ SELECT body_sha256, jobs FROM requests WHERE owner = :owner AND key = :key;
 -- name: forget_requests
 DELETE FROM requests WHERE at < :before;
 
--- name: job
-SELECT *, EXISTS (SELECT 1 FROM dependencies WHERE job = :id AND state = 'waiting') AS waits FROM jobs WHERE id = :id;
+-- name: jobs
+SELECT *, EXISTS (SELECT 1 FROM dependencies WHERE job = jobs.id AND state = 'waiting') AS waits
+FROM jobs WHERE id IN (SELECT value FROM json_each(:ids));
 
 -- name: waiting_for
 SELECT after, any_end FROM dependencies WHERE job = :job AND state = 'waiting';
@@ -36,21 +37,17 @@ UPDATE dependencies SET state = 'succeeded' WHERE after = :after;
 UPDATE dependencies SET state = 'succeeded' WHERE after = :after AND any_end;
 
 -- name: change_job
--- Only if the epoch is still the one that was read: of two concurrent changes one finds no row.
 UPDATE jobs SET state = :state, epoch = :epoch, attempts = :attempts, deaths = :deaths,
     preemptions = :preemptions, cancelling = :cancelling, chunks = :chunks, chunks_done = :chunks_done, error = :error,
     story = :story, changed_at = :at, started_at = :started_at, finished_at = :finished_at, runner = :runner,
     lease_until = :lease_until, receipt = :receipt, run_seconds = IIF(:again, 0, run_seconds)
-WHERE id = :id AND epoch = :read_epoch;
-
--- name: add_device_seconds
-UPDATE jobs SET device_seconds = device_seconds + :seconds, run_seconds = run_seconds + :run_seconds
-WHERE id = :id RETURNING owner, owner_group;
-
--- name: note_memory
-UPDATE jobs SET memory_bytes = MAX(COALESCE(memory_bytes, 0), COALESCE(:memory_bytes, memory_bytes)),
-    gpu_memory_bytes = MAX(COALESCE(gpu_memory_bytes, 0), COALESCE(:gpu_memory_bytes, gpu_memory_bytes))
 WHERE id = :id;
+
+-- name: add_use
+UPDATE jobs SET device_seconds = device_seconds + :seconds, run_seconds = run_seconds + :run_seconds,
+    memory_bytes = MAX(COALESCE(memory_bytes, 0), COALESCE(:memory_bytes, memory_bytes)),
+    gpu_memory_bytes = MAX(COALESCE(gpu_memory_bytes, 0), COALESCE(:gpu_memory_bytes, gpu_memory_bytes))
+WHERE id = :id RETURNING owner, owner_group;
 
 -- name: note_estimate
 -- Seconds by the work of earlier jobs of the workload.
@@ -102,7 +99,7 @@ LIMIT 1;
 
 -- name: company
 -- Further jobs of the same array that may run together with this one, which is its first: none has been claimed before.
-SELECT jobs.* FROM jobs AS first JOIN jobs NOT INDEXED ON jobs.number > first.number AND jobs.number <= first.number + :within
+SELECT jobs.*, 0 AS waits FROM jobs AS first JOIN jobs NOT INDEXED ON jobs.number > first.number AND jobs.number <= first.number + :within
 WHERE first.id = :id AND jobs.array_id = first.array_id AND jobs.owner = first.owner
   AND jobs.owner_group = first.owner_group AND jobs.workload = first.workload AND jobs.parameters = first.parameters
   AND jobs.priority = first.priority AND jobs.limits = first.limits
@@ -190,6 +187,9 @@ FROM (
       no_clobber, limits, estimate, run_seconds, memory_bytes, gpu_memory_bytes, held
   FROM jobs WHERE number IN ({fitting}) ORDER BY number DESC
 );
+
+-- name: jobs_json
+SELECT json_group_array({view}) FROM (SELECT * FROM jobs WHERE id IN (SELECT value FROM json_each(:ids)) ORDER BY number);
 
 -- name: view
 -- The fields of api_models.JobView.

@@ -200,36 +200,32 @@ def _limits(text: str) -> JobLimits:
     return JobLimits.model_validate_json(text)
 
 
+def job_of(row: sqlite3.Row, waiting_for: frozenset[str], waiting_for_end: frozenset[str]) -> Job:
+    """The state machine's part of a row; the dependencies come from another table."""
+    return Job(
+        id=row["id"], state=State(row["state"]), epoch=row["epoch"], attempts=row["attempts"],
+        deaths=row["deaths"], preemptions=row["preemptions"], waiting_for=waiting_for,
+        waiting_for_end=waiting_for_end, cancelling=bool(row["cancelling"]), chunks=row["chunks"],
+        chunks_done=row["chunks_done"], error=row["error"], story=tuple(json.loads(row["story"])),
+    )  # fmt: skip
+
+
 def stored(row: sqlite3.Row, waiting_for: frozenset[str], waiting_for_end: frozenset[str]) -> StoredJob:
-    """A row as a record; the dependencies come from another table."""
+    """A row as a record."""
     asked = NewJob(
         owner=row["owner"], workload=row["workload"], input=row["input"], output=row["output"],
         parameters=json.loads(row["parameters"]), group=row["owner_group"], priority=row["priority"],
         array_id=row["array_id"], array_index=row["array_index"], written=row["written"], throttle=row["throttle"],
         webhook=row["webhook"], no_clobber=bool(row["no_clobber"]), limits=_limits(row["limits"]),
     )  # fmt: skip
-    job = Job(
-        id=row["id"], state=State(row["state"]), epoch=row["epoch"], attempts=row["attempts"],
-        deaths=row["deaths"], preemptions=row["preemptions"], waiting_for=waiting_for,
-        waiting_for_end=waiting_for_end, cancelling=bool(row["cancelling"]), chunks=row["chunks"],
-        chunks_done=row["chunks_done"], error=row["error"], story=tuple(json.loads(row["story"])),
-    )  # fmt: skip
-    facts = (
-        "number",
-        "submitted_at",
-        "changed_at",
-        "started_at",
-        "finished_at",
-        "device_seconds",
-        "runner",
-        "lease_until",
-    )
-    receipt = json.loads(row["receipt"]) if row["receipt"] is not None else None
-    estimate = Estimate.model_validate_json(row["estimate"]) if row["estimate"] is not None else None
     used = JobUse(
         seconds=row["run_seconds"], memory_bytes=row["memory_bytes"], gpu_memory_bytes=row["gpu_memory_bytes"]
     )
     return StoredJob(
-        asked=asked, job=job, held=bool(row["held"]), receipt=receipt, estimate=estimate, used=used,
-        **{name: row[name] for name in facts},
+        number=row["number"], asked=asked, job=job_of(row, waiting_for, waiting_for_end),
+        submitted_at=row["submitted_at"], changed_at=row["changed_at"], started_at=row["started_at"],
+        finished_at=row["finished_at"], device_seconds=row["device_seconds"], held=bool(row["held"]),
+        runner=row["runner"], lease_until=row["lease_until"],
+        receipt=json.loads(row["receipt"]) if row["receipt"] is not None else None,
+        estimate=Estimate.model_validate_json(row["estimate"]) if row["estimate"] is not None else None, used=used,
     )  # fmt: skip

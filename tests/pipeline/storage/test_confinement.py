@@ -26,6 +26,7 @@ from pipeline.storage.confinement import (
     open_beneath,
     open_within,
     put_within,
+    real_path,
     remove_files_within,
     resolved,
 )
@@ -298,3 +299,20 @@ def test_an_archive_has_nothing_of_a_folder_replaced_by_a_link(root, outside):
     with pytest.raises(MillraceError, match="there: leads out of the data roots"):
         found.extend(pieces)
     assert b"outside" not in b"".join(found)
+
+
+def test_real_paths_are_those_of_python(tmp_path):
+    folder, elsewhere = tmp_path / "folder", tmp_path / "elsewhere"
+    (folder / "inner").mkdir(parents=True)
+    elsewhere.mkdir()
+    (folder / "file").touch()
+    (folder / "link").symlink_to(elsewhere)
+    (folder / "linked").symlink_to("file")
+    (folder / "broken").symlink_to("missing/too")
+    (folder / "loop").symlink_to("loop")
+    names = ("file", "inner", "link", "linked", "broken", "loop", "missing", "missing/too", "file/below", "link/new")
+    for name in (*names, "", ".", "..", "inner/..", "link/..", "link/../x", "inner/./../y", "loop/x", "inner//z"):
+        path = f"{folder}/{name}"
+        assert real_path(path) == os.path.realpath(path), name
+    assert real_path("/") == "/"
+    assert real_path("/x") == "/x"

@@ -129,9 +129,10 @@ class Layout:
         for number, level in enumerate(self._levels):
             yield level.shared
             for plane in range(self.depth):
-                tables = (
-                    level.strip_tables(self._samples_at, plane) if tiles is None else _tile_tables(tiles[number][plane])
-                )
+                if tiles is None:
+                    tables = level.strip_tables(self._samples_at, plane)
+                else:
+                    tables = dict(zip((Tag.TILE_OFFSETS, Tag.TILE_BYTE_COUNTS), tiles[number][plane], strict=True))
                 if number == 0 and self._hangs:
                     tables[Tag.SUB_IFDS] = np.array(
                         [self._at(further, plane) for further in range(1, len(self._levels))]
@@ -146,10 +147,6 @@ class Layout:
         if self._hangs or len(self._levels) == 1:
             return self._at(0, plane + 1) if level == 0 and plane + 1 < self.depth else 0
         return self._at(level + 1, 0) if level + 1 < len(self._levels) else 0
-
-
-def _tile_tables(tiles: NDArray[np.int64]) -> dict[Tag, NDArray[Any]]:
-    return {Tag.TILE_OFFSETS: tiles[0], Tag.TILE_BYTE_COUNTS: tiles[1]}
 
 
 class _Directories:

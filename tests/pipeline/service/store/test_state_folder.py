@@ -15,7 +15,7 @@ import pytest
 
 from pipeline.errors import OutputError, ParameterError, StorageError
 from pipeline.service.settings import JOBS
-from pipeline.service.store import Cap, NewJob, Store, Usage, state_folder
+from pipeline.service.store import Cap, NewJob, Store, state_folder
 from pipeline.service.store.state_folder import CRASH, back_up, noting_crashes, restore, sole_server
 from tests.images import names_in
 
@@ -73,7 +73,7 @@ def test_there_and_back(state, tmp_path):
     store.hold("all", "", by="root", now=1.0)
     store.begin_session("d" * 64, token="t" * 64, expires_at=9e9, now=1.0)
     with store._write(86_400.0) as transaction:
-        transaction.account(Usage(day=None, owner="ada", group="mri", gpu_seconds=5.0))
+        transaction.account("ada", "mri", gpu_seconds=5.0)
     back_up(state, tmp_path / "backup")
     accept(store, "later.npy")
     store.close()

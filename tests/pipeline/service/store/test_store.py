@@ -19,6 +19,7 @@ from pipeline.errors import OutputError, ParameterError, StorageError
 from pipeline.service.http.views import job_view
 from pipeline.service.jobs import (
     CancelRequested,
+    Claimed,
     Computed,
     Discard,
     Failed,
@@ -43,7 +44,6 @@ from pipeline.service.store import (
     Used,
     statements,
 )
-from pipeline.service.store.transaction import Transaction
 
 LEASE_S = 30.0
 
@@ -255,19 +255,6 @@ def test_a_lost_lease_is_another_runners(store):
     assert (store.job(job).job.state, store.job(job).receipt) == (State.PLANNING, None)
 
 
-def test_of_two_changes_at_once_one_is_refused(store, monkeypatch):
-    (job,) = accept(store)
-    claim(store)
-    seen = store.job(job)
-    store.apply(job, LeaseLost(1), now=2.0)
-    claim(store, now=3.0, runner="other")
-    monkeypatch.setattr(Transaction, "job", lambda *_: seen)
-    with pytest.raises(StorageError, match=r"jobs\.sqlite: job .* was changed by another process"):
-        store.apply(job, Planned(1, 5), now=4.0)
-    monkeypatch.undo()
-    assert store.job(job).job.chunks is None
-
-
 def test_a_change_keeps_other_processes_from_writing_from_the_moment_it_reads(store):
     """Otherwise two servers could read the same row, and the second would overwrite the first's change or fail."""
     other = sqlite3.connect(store.path, timeout=0.0, isolation_level=None)
@@ -278,6 +265,26 @@ def test_a_change_keeps_other_processes_from_writing_from_the_moment_it_reads(st
     other.execute("BEGIN IMMEDIATE")
     store.renew("r", [], now=0.0, lease_s=LEASE_S)  # without jobs nothing is written
     other.close()
+
+
+def test_changes_made_together_see_the_earlier_ones_and_all_count(store):
+    a, other = accept(store, 2)
+    (b,) = store.accept([asked("/data/b", after=frozenset({a}))], now=0.0)
+    assert {claim(store).job.id, claim(store).job.id} == {a, other}
+    store.apply_all([(job, event, Facts()) for job in (a, other) for event in (Planned(1, 1), Computed(1))], now=2.0)
+    ended = Facts(receipt={}, used=Used(device_seconds=2.0, read_bytes=3), run_seconds=2.0, memory_bytes=5)
+    store.apply_all(
+        [(a, Published(1), ended), (other, Published(1), ended), (b, Claimed(1), Facts(runner="r", lease_until=9.0))],
+        now=3.0,
+    )
+    assert [store.job(job).job.state for job in (a, other, b)] == [State.SUCCEEDED, State.SUCCEEDED, State.PLANNING]
+    messages = ["queued", "planning", "running", "publishing", "succeeded"]
+    assert [each.message for each in store.events(other)] == messages
+    (usage,) = store.usage(first=0)
+    assert (usage.runs, usage.succeeded, usage.device_seconds, usage.read_bytes) == (2, 2, 4.0, 6)
+    with store._database.reading() as connection:
+        assert connection.execute("SELECT device_seconds FROM shares").fetchone()[0] == 4.0
+    assert (store.job(a).used.memory_bytes, store.job(a).device_seconds) == (5, 2.0)
 
 
 def test_what_comes_after_waits_and_fails_with_it(store):
