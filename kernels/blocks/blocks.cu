@@ -9,6 +9,7 @@
 //
 //   decode_lz4     : a warp a stream (lz4.cuh)
 //   decode_zlib    : a warp a stream (zlib.cuh)
+//   encode_lz4, encode_zstd : a warp a stream (lz4.cuh, zstd_encode.cuh)
 //   add_rows<T>    : differences along rows to samples (TIFF's horizontal predictor), a warp a row
 //   copy_streams   : bytes that the file holds as they are
 //   place<T>       : a thread a sample, from its block to its place in the region; samples outside it are skipped
@@ -40,6 +41,7 @@ struct Block {
 
 #include "lz4.cuh"
 #include "zlib.cuh"
+#include "zstd_encode.cuh"
 
 // The axes of chunk and region, padded with leading ones; strides of the region's array in samples.
 struct Placing {

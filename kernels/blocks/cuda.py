@@ -17,6 +17,8 @@ OPTIONS: tuple[str, ...] = ()
 THREADS = 256
 # A block of threads takes this many bytes of a stream or a block.
 BYTES_EACH = 16 << 10
+# For a stream, as in zstd_encode.cuh.
+ZSTD_SCRATCH_BYTES = 49216
 TYPES = {1: "unsigned char", 2: "unsigned short", 4: "unsigned", 8: "unsigned long long"}
 
 
@@ -69,6 +71,13 @@ def encode_lz4(streams: Streams, count: int, stream: Any) -> None:
     """Encode streams as LZ4; `target_bytes` become the encoded bytes, or the stream's own if it would not shrink.
     The targets have room for the streams as they are."""
     kernel("blocks", "encode_lz4").launch((count,), (32,), (streams,), stream=stream)
+
+
+def encode_zstd(streams: Streams, count: int, scratch: Any, stream: Any) -> None:
+    """As `encode_lz4`, to Zstandard frames. scratch: uint8, `ZSTD_SCRATCH_BYTES` for each stream encoded at once."""
+    grid = (min(count, scratch.nbytes // ZSTD_SCRATCH_BYTES),)
+    args = (streams, ctypes.c_uint(count), scratch)
+    kernel("blocks", "encode_zstd").launch(grid, (32,), args, stream=stream)
 
 
 def place(decoded: Any, blocks: Any, origins: Any, region: Any, places: Places, *, stream: Any = None) -> None:
@@ -159,6 +168,7 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType(
             summary="a region to Blosc chunks, a thread a sample or a byte",
             entries=(
                 "encode_lz4",
+                "encode_zstd",
                 "measure_chunks",
                 *(f"{step}<{name}>" for step in ("cut", "pack_chunks") for name in TYPES.values()),
             ),

@@ -233,6 +233,9 @@ struct Encoded {
         ++done;
     }
 
+    __device__ bool is_full() const { return done > room; }
+    __device__ bool pays(unsigned, unsigned) const { return true; }
+
     // The rest of a length of which LONG stands in the token.
     __device__ void put_rest(unsigned length) {
         if (length < LONG) return;
@@ -258,14 +261,19 @@ struct Encoded {
     }
 };
 
-// Returns the encoded bytes, or more than fit if the stream does not shrink to `room`.
-__device__ unsigned encode_stream(const Plain& plain, Encoded out, unsigned* table, unsigned lane) {
+// How far the bytes have been looked at. `literals`: where those begin that belong to no sequence yet.
+struct Search {
+    unsigned position, literals, misses;
+};
+
+// Puts sequences from the search's position on, until `out` is full or all bytes before `end` have been looked at.
+template <typename Out>
+__device__ void find_matches(const Plain& plain, unsigned end, Search& search, Out& out, unsigned* table, unsigned lane) {
     constexpr unsigned MOST_OFFSET = 65535;
-    for (unsigned i = lane; i < 1u << HASH_BITS; i += 32) table[i] = 0;
-    unsigned position = 0, literals = 0, misses = 0;  // `literals` begin there
-    while (position + LAST_MATCH <= plain.nbytes && out.done <= out.room) {
+    unsigned position = search.position, literals = search.literals, misses = search.misses;
+    while (position + LAST_MATCH <= end && !out.is_full()) {
         unsigned mine = position + lane, four = plain.word(mine), before = 0;
-        bool may_match = mine + LAST_MATCH <= plain.nbytes;
+        bool may_match = mine + LAST_MATCH <= end;
         unsigned* entry = table + (four * 2654435761u >> (32 - HASH_BITS));
         __syncwarp();
         if (may_match) before = *entry;
@@ -276,12 +284,16 @@ __device__ unsigned encode_stream(const Plain& plain, Encoded out, unsigned* tab
         misses = found ? 0 : misses + 1;
         while (found) {
             unsigned which = __ffs(found) - 1, at = position + which, from = __shfl_sync(ALL_LANES, before, which) - 1;
-            unsigned length = plain.common(from, at, plain.nbytes - LAST_LITERALS, lane);
+            unsigned length = plain.common(from, at, end - LAST_LITERALS, lane);
             if (at > literals) {
                 bool inside = lane < at - literals && lane < from;
                 bool differs = !inside || plain.byte(at - 1 - lane) != plain.byte(from - 1 - lane);
                 unsigned more = __ffs(__ballot_sync(ALL_LANES, differs) | 1u << 31) - 1;
                 at -= more, from -= more, length += more;
+            }
+            if (!out.pays(length, at - from)) {
+                found &= found - 1;
+                continue;
             }
             out.put_sequence(plain, literals, at - literals, length, at - from);
             literals = at + length;
@@ -292,7 +304,15 @@ __device__ unsigned encode_stream(const Plain& plain, Encoded out, unsigned* tab
         if (may_match && mine < next) atomicMax(entry, mine + 1);
         position = next + 32 * min(misses / 8, 7u);
     }
-    out.put_sequence(plain, literals, plain.nbytes - literals, 0, 0);
+    search = {position, literals, misses};
+}
+
+// Returns the encoded bytes, or more than fit if the stream does not shrink to `room`.
+__device__ unsigned encode_stream(const Plain& plain, Encoded out, unsigned* table, unsigned lane) {
+    for (unsigned i = lane; i < 1u << HASH_BITS; i += 32) table[i] = 0;
+    Search search{};
+    find_matches(plain, plain.nbytes, search, out, table, lane);
+    out.put_sequence(plain, search.literals, plain.nbytes - search.literals, 0, 0);
     return out.done;
 }
 

@@ -253,7 +253,7 @@ class CudaDevice(Device):
         self._origin = cupy.cuda.Event()
         self._origin_time = 0.0
         self._bound: GpuBound | None = None
-        self.decodes, self.encodes = True, frozenset({"lz4"})
+        self.decodes, self.encodes = True, frozenset({"lz4", "zstd"})
         self._of_thread = _OfThread()
 
     def bounded(

@@ -1,17 +1,21 @@
-"""Encodes the chunks of an output on a GPU: kernels shuffle them, encode LZ4 and write Blosc chunks."""
+"""Encodes the chunks of an output on a GPU: kernels shuffle them, encode LZ4 or Zstandard and write Blosc chunks."""
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from kernels.blocks import BLOCK, BYTES, NO_SHUFFLE, Places
-from kernels.blocks.cuda import Packed, Packing, Streams, cut, encode_lz4, pack_chunks
+from kernels.blocks.cuda import ZSTD_SCRATCH_BYTES, Packed, Packing, Streams, cut, encode_lz4, encode_zstd, pack_chunks
 from pipeline.codecs.blosc import BloscLayout
 from pipeline.codecs.packed import ChunkForm
 
 _ALIGNMENT_BYTES = 256
+# Zstandard's scratch memory is for this many streams, about as many as a GPU holds. Odd, so that a warp's next stream
+# has another byte of the samples: the high bytes take longer.
+_STREAMS_AT_ONCE = 1055
 # A plan has a few shapes of regions.
 _MOST_ORIGINS = 64
 
@@ -52,6 +56,14 @@ class _Memory:
         blocks["typesize"], blocks["shuffle"] = layout.typesize, BYTES if layout.typesize > 1 else NO_SHUFFLE
         self.blocks = cupy.asarray(blocks.reshape(-1).view(np.uint8))
 
+    @cached_property
+    def scratch(self) -> Any:
+        """For Zstandard."""
+        import cupy
+
+        at_once = min(len(self.statuses), _STREAMS_AT_ONCE)
+        return cupy.empty(at_once * ZSTD_SCRATCH_BYTES, cupy.uint8)
+
 
 class Packer:
     """Encodes one region after another, all on one stream; its memory is kept for the next."""
@@ -70,7 +82,10 @@ class Packer:
         cut(region, memory.blocks[: count * layout.blocks * BLOCK.itemsize], origins, memory.shuffled, places,
             stream=stream)  # fmt: skip
         streams = Streams(*(row.data.ptr for row in memory.table))
-        encode_lz4(streams, count * memory.per_chunk, stream)
+        if form.codec == "zstd":
+            encode_zstd(streams, count * memory.per_chunk, memory.scratch, stream)
+        else:
+            encode_lz4(streams, count * memory.per_chunk, stream)
         first = table_bytes(count)
         packing = Packing(
             nbytes=layout.nbytes, capacity=max(nbytes - first, 0), room=memory.room, chunks=count,

@@ -13,9 +13,9 @@ from pipeline.codecs.packed import ChunkForm, origin_rows
 pytestmark = pytest.mark.gpu
 
 
-def form_of(shape, chunk):
+def form_of(shape, chunk, codec="lz4"):
     corners = itertools.product(*(range(0, n, size) for n, size in zip(shape, chunk, strict=True)))
-    return ChunkForm(codec="lz4", chunk=chunk, origins=origin_rows(list(corners), len(chunk)), view=lambda array: array)
+    return ChunkForm(codec=codec, chunk=chunk, origins=origin_rows(list(corners), len(chunk)), view=lambda array: array)
 
 
 def packed(packer, form, image, spare=1 << 14):
@@ -36,18 +36,19 @@ def packed(packer, form, image, spare=1 << 14):
 
 
 @pytest.mark.sanitize("blocks")
+@pytest.mark.parametrize("codec", ["lz4", "zstd"])
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "float32", "float64"])
 @pytest.mark.parametrize(
     ("shape", "chunk"), [((300, 500), (128, 211)), ((512, 1024), (256, 1024)), ((5, 31, 33), (2, 16, 64))], ids=str
 )
-def test_every_chunk_is_read_back(dtype, shape, chunk):
+def test_every_chunk_is_read_back(dtype, shape, chunk, codec):
     from pipeline.engine.devices.packing import Packer
 
     rng, packer = np.random.default_rng(4), Packer()
     smooth = np.add.outer(np.arange(np.prod(shape[:-1])), np.arange(shape[-1])).reshape(shape) * 3
     for image in (smooth + rng.integers(0, 5, shape), rng.integers(0, 1 << 62, shape)):
         samples = image.astype(dtype)
-        form = form_of(shape, chunk)
+        form = form_of(shape, chunk, codec)
         padded = np.zeros([-(-n // size) * size for n, size in zip(shape, chunk, strict=True)], dtype)
         padded[tuple(map(slice, shape))] = samples
         for turn in range(2):  # the second time in the memory of the first
