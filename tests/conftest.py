@@ -83,6 +83,7 @@ gc.disable()
 def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
+    gc.set_threshold(20_000)  # Numba's compiler makes much, and little garbage
     gc.enable()
 
 

@@ -277,8 +277,8 @@ def _profile(chunks: Mapping[bytes, bytes]) -> dict[str, bytes]:
 
 def _wanted(colour: int) -> frozenset[bytes]:
     """The chunks besides IDAT that define samples of this colour type: the first of each, before IDAT."""
-    idle = (() if colour == _PALETTE else (b"PLTE",)) + (() if colour in (_GRAY, _RGB, _PALETTE) else (b"tRNS",))
-    return _ONCE.difference(idle)
+    idle: dict[int, tuple[bytes, ...]] = {_PALETTE: (), _GRAY: (b"PLTE",), _RGB: (b"PLTE",)}
+    return _ONCE.difference(idle.get(colour, (b"PLTE", b"tRNS")))
 
 
 def _decode(file: PositionalFile, header: ImageHeader) -> NDArray[Any]:

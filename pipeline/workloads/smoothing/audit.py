@@ -31,6 +31,9 @@ FURTHER_AXIS = 0.25
 NARROW_TOLERANCE = 0.6
 # Relative to the largest magnitude in the window: 3 axes × 49 roundings at most (box) or 127 fused steps (Gaussian).
 FLOAT_TOLERANCE = 256
+# Of the audit's own float64 sums, relative to the largest magnitude in the window: the mean of an even number of
+# integers may end in a half, which is rounded up.
+DEFINITION_TOLERANCE = 1e-13
 DECIMATED_FLOAT_TOLERANCE = 1e-5  # weights err by 1.2e-6 in all along each axis
 # Windows are read a piece at a time, and fewer places are looked at if windows are large.
 PIECE_SAMPLES = 1 << 22
@@ -141,7 +144,7 @@ class SmoothingAudit:
         if written == self._nodata and (not any_counted or math.isnan(expected)):
             return 0.0
         if self._header.dtype.kind != "f":
-            allowed = self._float_tolerance * largest if self._within.kind == "f" else 0.0
+            allowed = (self._float_tolerance if self._within.kind == "f" else DEFINITION_TOLERANCE) * largest
             return max(abs(written - expected) - allowed, 0.0) if any_counted else math.inf
         limits = np.finfo(self._precision)
         for window, sigma, order in zip(self._windows, self._sigmas, self._orders, strict=True):

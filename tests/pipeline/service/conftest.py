@@ -18,6 +18,7 @@ from pipeline.service.store import Store
 from tests.pipeline.service.calls import Processes
 
 LOCAL = "http://127.0.0.1:8765"
+_routes = {}
 
 
 class Runner:
@@ -70,7 +71,10 @@ def world(tmp_path):
             ready=lambda: made.missing, tokens=lambda: tokens, stopping=made.stopping, closing=made.closing,
             audit=made.audit,
         )  # fmt: skip
-        return TestClient(make_app(service), base_url=base_url, raise_server_exceptions=False, client=(peer, 50_000))
+        app = make_app(service)
+        # Analysed at the first request, which takes most of a short test; the same for every service.
+        app.router.routes[:] = _routes.setdefault("all", app.router.routes[:])
+        return TestClient(app, base_url=base_url, raise_server_exceptions=False, client=(peer, 50_000))
 
     made.http = http
     yield made

@@ -53,6 +53,18 @@ def test_exact_sums_and_two_decimated_axes_are_audited_to_0_6_of_a_step(tmp_path
     np.testing.assert_array_equal(found, gaussian(samples, sigma))
 
 
+@pytest.mark.parametrize("size", [6, (2, 7)])
+@pytest.mark.parametrize("dtype", ["uint8", "uint16"])
+def test_means_that_end_in_a_half_pass_the_audit(tmp_path, dtype, size):
+    """Every mean does, along an axis of even size."""
+    axis = int(np.atleast_1d(size)[0] % 2)
+    samples = (np.indices((67, 73))[axis] % 2 + np.iinfo(dtype).max // 3).astype(dtype)
+    receipt, found = smoothed(tmp_path, samples, "YX", 1 << 20, size=size)
+    assert receipt["audit"]["worst_error"] == pytest.approx(0.5)
+    np.testing.assert_array_equal(found, box(samples, size))
+    assert (found == np.iinfo(dtype).max // 3 + 1).mean() > 0.5
+
+
 def test_a_volume_and_an_axis_left_alone(tmp_path):
     samples = image("int16", (9, 101, 97))
     receipt, found = smoothed(tmp_path, samples, "ZYX", 300_000, filter="gaussian", sigma=(0, 8.5, 8.5))
