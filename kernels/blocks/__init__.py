@@ -1,7 +1,7 @@
 """Blocks of compressed files to and from the samples of a region, on CUDA; the processor has libraries for them.
 
-A file's chunk is an array in C order, cut into blocks of bytes that may be shuffled as by Blosc, and encoded as LZ4. A
-TIFF's strip or tile is one block of zlib.
+A file's chunk is an array in C order, cut into blocks of bytes that may be shuffled as by Blosc, and encoded as LZ4 or
+Zstandard. A TIFF's strip or tile is one block of zlib.
 
 Source: c-blosc 1.21, README_CHUNK_FORMAT.rst.
 """

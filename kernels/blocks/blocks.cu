@@ -10,6 +10,7 @@
 //   decode_lz4     : a warp a stream (lz4.cuh)
 //   decode_zlib    : a warp a stream (zlib.cuh)
 //   encode_lz4, encode_zstd : a warp a stream (lz4.cuh, zstd_encode.cuh)
+//   scan_zstd, decode_zstd, execute_zstd : frames, one kernel after another (zstd_decode.cuh)
 //   add_rows<T>    : differences along rows to samples (TIFF's horizontal predictor), a warp a row
 //   copy_streams   : bytes that the file holds as they are
 //   place<T>       : a thread a sample, from its block to its place in the region; samples outside it are skipped
@@ -42,6 +43,7 @@ struct Block {
 #include "lz4.cuh"
 #include "zlib.cuh"
 #include "zstd_encode.cuh"
+#include "zstd_decode.cuh"
 
 // The axes of chunk and region, padded with leading ones; strides of the region's array in samples.
 struct Placing {

@@ -1,4 +1,4 @@
-"""Blocks to samples on CUDA: launches the kernels of blocks.cu on one stream; nothing waits for them."""
+"""Blocks to samples on CUDA: launches the kernels of blocks.cu on one stream; only `decode_zstd` waits for them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from kernels.blocks import AXES, Places
 from kernels.runtime.ladder import Variant
-from kernels.runtime.launch import blocks_of, kernel, on_stream
+from kernels.runtime.launch import blocks_of, kernel, multiprocessors, on_stream
 
 OPTIONS: tuple[str, ...] = ()
 THREADS = 256
@@ -19,6 +19,8 @@ THREADS = 256
 BYTES_EACH = 16 << 10
 # For a stream, as in zstd_encode.cuh.
 ZSTD_SCRATCH_BYTES = 49216
+# Room is made for blocks of a Zstandard frame of this size, and 8 more; each has a struct zstd::Part.
+ZSTD_BLOCK_BYTES, ZSTD_PART_BYTES = 2048, 88
 TYPES = {1: "unsigned char", 2: "unsigned short", 4: "unsigned", 8: "unsigned long long"}
 
 
@@ -26,6 +28,16 @@ class Streams(ctypes.Structure):
     """struct Streams of blocks.cu."""
 
     _fields_ = tuple((name, ctypes.c_void_p) for name in ("sources", "source_bytes", "targets", "target_bytes"))
+
+
+class ZstdScratch(ctypes.Structure):
+    """struct zstd::Scratch of zstd_decode.cuh."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("used", "first", "parts")),
+        ("most_parts", ctypes.c_ulonglong),
+        *((name, ctypes.c_void_p) for name in ("literals", "sequences")),
+    )
 
 
 class Placing(ctypes.Structure):
@@ -55,6 +67,27 @@ def decode_zlib(streams: Streams, count: int, fault: Any, stream: Any) -> None:
     """As `decode_lz4`, of zlib with its checksum; the stream may end before `source_bytes`."""
     if count:
         kernel("blocks", "decode_zlib").launch((count,), (32,), (streams, fault), stream=stream)
+
+
+def decode_zstd(streams: Streams, count: int, nbytes: int, fault: Any, stream: Any) -> None:
+    """As `decode_lz4`, of Zstandard frames, which decode to `nbytes` or less in all. `stream` is CuPy's current one; it
+    is waited for, to know how much memory the literals and sequences need."""
+    import cupy
+
+    if not count:
+        return
+    most_parts = nbytes // ZSTD_BLOCK_BYTES + 8 * count
+    used, first = cupy.empty(3, cupy.uint64), cupy.empty(count, cupy.uint32)
+    parts = cupy.empty(ZSTD_PART_BYTES * most_parts, cupy.uint8)
+    cupy.cuda.runtime.memsetAsync(used.data.ptr, 0, used.nbytes, stream.ptr)
+    scratch = ZstdScratch(used.data.ptr, first.data.ptr, parts.data.ptr, most_parts)
+    number = ctypes.c_uint(count)
+    kernel("blocks", "scan_zstd").launch((blocks_of(count, 32),), (32,), (streams, number, scratch), stream=stream)
+    _, literals_bytes, sequences_count = used.get().tolist()
+    literals, sequences = cupy.empty(literals_bytes + 4, cupy.uint8), cupy.empty(sequences_count, cupy.uint64)
+    scratch.literals, scratch.sequences = literals.data.ptr, sequences.data.ptr
+    kernel("blocks", "decode_zstd").launch((min(most_parts, 8 * multiprocessors()),), (64,), (scratch,), stream=stream)
+    kernel("blocks", "execute_zstd").launch((count,), (THREADS,), (streams, scratch, fault), stream=stream)
 
 
 def add_rows(decoded: Any, blocks: Any, itemsize: int, row: tuple[int, int], longest: int, stream: Any) -> None:
@@ -160,6 +193,9 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType(
                 "copy_streams",
                 "decode_lz4",
                 "decode_zlib",
+                "scan_zstd",
+                "decode_zstd",
+                "execute_zstd",
                 *(f"{step}<{name}>" for step in ("add_rows", "place") for name in TYPES.values()),
             ),
             run=lambda task: place(*task),

@@ -26,8 +26,8 @@ constexpr unsigned PART = 32 << 10, MOST_SEQUENCES = 2048, SPARE = 8;
 // Of the memory for a stream: the block's literals, then its sequences.
 constexpr unsigned SCRATCH = PART + 8 * (MOST_SEQUENCES + SPARE);
 static_assert(SCRATCH == 49216, "as in cuda.py");
-constexpr unsigned RAW = 0, RLE = 1, ENCODED = 2;
-constexpr unsigned MAGIC = 0xfd2fb528, SIZE_OF_4_BYTES = 0xa0;
+using zstd::ENCODED, zstd::MAGIC, zstd::RAW, zstd::RLE;
+constexpr unsigned SIZE_OF_4_BYTES = 0xa0;
 constexpr unsigned LONGEST_CODE = 11, WEIGHT_BITS = 6, MOST_DIRECT_WEIGHTS = 128, LEAST_HUFFMAN = 64;
 // Of a table, bytes at most: 4 bits, and 10 of each count.
 constexpr unsigned DESCRIPTION = 80;
@@ -350,7 +350,7 @@ __device__ unsigned make_table(const Found& found, Shared& shared, unsigned lane
     __syncwarp();
     if (lane >= ALPHABETS) return RAW;
     Machine& machine = shared.machines[lane];
-    unsigned symbols = alphabet_symbols[lane], count = found.sequence_count;
+    unsigned symbols = table_symbols[lane], count = found.sequence_count;
     Bits out{shared.description + DESCRIPTION * lane, 0, 0, 0};
     if (count < LEAST_TABLES) {
         for (unsigned s = 0; s < symbols; ++s) machine.counts[s] = known_counts[lane][s];
@@ -366,7 +366,7 @@ __device__ unsigned make_table(const Found& found, Shared& shared, unsigned lane
             machine.used = out.close();
             return RLE;
         }
-    machine.bits = min(max(top_bit(count) - 1, 6u), unsigned(most_bits[lane]));
+    machine.bits = min(max(top_bit(count) - 1, 6u), unsigned(table_bits[lane]));
     machine.normalise(symbols, count);
     machine.describe(symbols, out);
     machine.used = out.close();

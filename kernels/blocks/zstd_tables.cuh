@@ -1,17 +1,14 @@
 // Of Zstandard's sequences: the codes of numbers, and finite-state encoders with their tables. Source: RFC 8878.
 #pragma once
 
+#include "zstd_format.cuh"
+
 namespace to_zstd {
 
+using zstd::known_bits, zstd::known_counts, zstd::table_bits, zstd::table_symbols, zstd::MOST_SYMBOLS;
+
 // The alphabets, and their lanes, in the order of their tables.
-constexpr unsigned LITERALS = 0, OFFSETS = 1, MATCHES = 2, ALPHABETS = 3, MOST_SYMBOLS = 53;
-__constant__ unsigned char alphabet_symbols[ALPHABETS] = {36, 32, 53}, most_bits[ALPHABETS] = {9, 8, 9};
-__constant__ unsigned char known_bits[ALPHABETS] = {6, 5, 6};
-__constant__ signed char known_counts[ALPHABETS][MOST_SYMBOLS] = {
-    {4, 3, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 1, 1, 1, 2, 2, 2, 2, 2, 2, 2, 2, 2, 3, 2, 1, 1, 1, 1, 1, -1, -1, -1, -1},
-    {1, 1, 1, 1, 1, 1, 2, 2, 2, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, -1, -1, -1, -1, -1},
-    {1, 4, 3, 2, 2, 2, 2, 2, 2, 1, 1, 1, 1, 1, 1, 1, 1,  1,  1,  1,  1,  1,  1,  1,  1,  1, 1,
-     1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, -1, -1, -1, -1, -1, -1, -1}};
+constexpr unsigned LITERALS = 0, OFFSETS = 1, MATCHES = 2, ALPHABETS = zstd::TABLES;
 
 __device__ unsigned top_bit(unsigned value) { return 31 - __clz(value); }
 

@@ -17,9 +17,7 @@ from kernels.blocks import BITS, BYTES, NO_SHUFFLE
 from pipeline.errors import counted
 
 _VERSION = 2
-# Numbers of codecs.
-LZ4 = 1
-_CODECS = {"lz4": LZ4, "zstd": 4}
+CODECS = {"lz4": 1, "zstd": 4}
 _SHUFFLED, _STORED, _BITS_SHUFFLED, _NOT_SPLIT = 1, 2, 4, 16  # bits of the flags; the codec is in the three highest
 _HEADER = struct.Struct("<4B3I")
 HEADER_BYTES = _HEADER.size
@@ -100,7 +98,7 @@ class BloscLayout:
     def flags(self, codec: str) -> int:
         """Of the header."""
         shuffled = _SHUFFLED if self.typesize > 1 else 0
-        return _CODECS[codec] << 5 | shuffled | (0 if self.splits == self.typesize else _NOT_SPLIT)
+        return CODECS[codec] << 5 | shuffled | (0 if self.splits == self.typesize else _NOT_SPLIT)
 
     def streams(self) -> list[tuple[int, int]]:
         """Offset and bytes of each in the shuffled chunk."""

@@ -16,11 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels.blocks import AXES, BLOCK, FILL, NO_SHUFFLE, Places
-from pipeline.codecs.blosc import HEADER_BYTES, LZ4, BloscHeaders
+from pipeline.codecs.blosc import CODECS, HEADER_BYTES, BloscHeaders
 
 _ALIGNMENT_BYTES = 256
-# A stream is decoded by a warp: much larger ones leave the GPU idle, and the processor is faster.
-LONGEST_STREAM_BYTES = 1 << 20
+# A stream of LZ4 or zlib is decoded by a warp, one of Zstandard by many: much larger ones leave the GPU idle, and the
+# processor is faster.
+LONGEST_STREAM_BYTES = {"lz4": 1 << 20, "zlib": 1 << 20, "zstd": 4 << 20}
 
 Memory = NDArray[np.uint8]
 Numbers = NDArray[np.int64]
@@ -35,9 +36,9 @@ class PackedBlocks:
     """What a device needs to know of the memory.
 
     nbytes         : of the memory that are used
-    encoded        : the number of encoded streams, raw LZ4 or zlib; those after them are stored as they are
+    codec          : of encoded streams, a key of `LONGEST_STREAM_BYTES`
+    encoded        : the number of encoded streams; those after them are stored as they are
     longest_stored : the most bytes of one of those
-    is_zlib        : whether the encoded streams are zlib
     tables         : offsets of the streams (see `streams`), the blocks and the chunks' origins
     counts         : the number of streams, blocks and chunks
     decoded_bytes  : of all streams side by side
@@ -48,9 +49,9 @@ class PackedBlocks:
     """
 
     nbytes: int
+    codec: str
     encoded: int
     longest_stored: int
-    is_zlib: bool
     tables: tuple[int, int, int]
     counts: tuple[int, int, int]
     decoded_bytes: int
@@ -99,9 +100,9 @@ class Packing:
     origins : (chunks, axes): each chunk's first sample in the region
     """
 
-    def __init__(self, memory: Memory, chunk: tuple[int, ...], itemsize: int, fill_value: Any) -> None:
+    def __init__(self, memory: Memory, codec: str, chunk: tuple[int, ...], itemsize: int, fill_value: Any) -> None:
         """`memory`: aligned to 8 bytes; `chunk`, `itemsize`: of the file's chunks, of `AXES` axes at most."""
-        self._memory = memory
+        self._memory, self._codec = memory, codec
         self._chunk, self._itemsize, self._fill_value = chunk, itemsize, fill_value
         self._used = self._decoded_bytes = self._chunks = 0
         self._encoded: list[NDArray[np.uint64]] = []
@@ -132,7 +133,7 @@ class Packing:
 
     def add_streams(self, origins: Numbers, at: Numbers, sizes: Numbers, decoded_bytes: int) -> None:
         """Chunks of `decoded_bytes` that are one encoded stream each: `at` in the memory, of so many bytes."""
-        if decoded_bytes > LONGEST_STREAM_BYTES:
+        if decoded_bytes > LONGEST_STREAM_BYTES[self._codec]:
             raise NotPackedError("long streams")
         decoded = np.full(len(origins), decoded_bytes)
         to = self._rooms(decoded)
@@ -150,7 +151,7 @@ class Packing:
         has_table : whether the memory holds the chunk with its table
         starts    : of the blocks of all other chunks, where they begin in their chunks
         """
-        if np.any(headers.codec != LZ4):
+        if np.any(headers.codec != CODECS[self._codec]):
             raise NotPackedError("another of Blosc's codecs")
         self._require_whole_samples(headers.block_bytes, headers.nbytes)
         first, count = blocks[0], blocks[1] - blocks[0]
@@ -183,7 +184,7 @@ class Packing:
         sizes = np.minimum(block_bytes, nbytes - number * block_bytes)
         splits = np.where((splits > 0) & (sizes == block_bytes), typesize, 1)
         decoded = sizes // splits
-        if np.any(sizes % splits) or int(decoded.max()) > LONGEST_STREAM_BYTES:
+        if np.any(sizes % splits) or int(decoded.max()) > LONGEST_STREAM_BYTES[self._codec]:
             raise NotPackedError("blocks that split unevenly, or long streams")
         targets = self._rooms(columns[2] * counts)[of_chunk] + within * block_bytes
         if np.any(begins < table_end):
@@ -207,7 +208,7 @@ class Packing:
         self._encoded.append(streams[:, ~is_stored])
         self._stored.append(streams[:, is_stored])
 
-    def packed(self, *, is_zlib: bool = False, differences: tuple[int, int] | None = None) -> PackedBlocks:
+    def packed(self, *, differences: tuple[int, int] | None = None) -> PackedBlocks:
         """Write the tables behind the bytes; for `PackedBlocks`. NotPackedError if they do not fit, or a block is
         damaged."""
         self._look_at_blosc()
@@ -222,7 +223,7 @@ class Packing:
             tables.append(first)
         longest = int(streams[3, encoded:].max(initial=0))
         return PackedBlocks(
-            nbytes=self._used, encoded=encoded, longest_stored=longest, is_zlib=is_zlib,
+            nbytes=self._used, codec=self._codec, encoded=encoded, longest_stored=longest,
             tables=(tables[0], tables[1], tables[2]), counts=(streams.shape[1], len(blocks), len(origins)),
             decoded_bytes=self._decoded_bytes,
             places=Places(chunk=self._chunk, fill_value=self._fill_value, longest=int(blocks["bytes"].max())),

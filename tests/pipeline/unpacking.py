@@ -41,6 +41,13 @@ def unshuffled(stored, typesize, shuffle):
     return np.concatenate([ordered.reshape(-1), rest])
 
 
+_DECODE = {
+    "lz4": functools.partial(imagecodecs.lz4_decode, header=False),
+    "zlib": imagecodecs.zlib_decode,
+    "zstd": imagecodecs.zstd_decode,
+}
+
+
 def unpack(packed, memory, out):
     """Fill a chunk's array; False if a stream is damaged. `memory` is used up to `packed.nbytes`."""
     memory = memory[: packed.nbytes].copy()  # nothing beyond is uploaded
@@ -50,12 +57,7 @@ def unpack(packed, memory, out):
         assert len(stream) == length
         if number < packed.encoded:
             try:
-                decode = (
-                    imagecodecs.zlib_decode
-                    if packed.is_zlib
-                    else functools.partial(imagecodecs.lz4_decode, header=False)
-                )
-                stream = decode(stream, out=size)
+                stream = _DECODE[packed.codec](stream, out=size)
             except Exception:  # of any library
                 return False
         if len(stream) != size:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels.blocks import AXES, BLOCK
-from kernels.blocks.cuda import Streams, add_rows, copy_streams, decode_lz4, decode_zlib, place
+from kernels.blocks.cuda import Streams, add_rows, copy_streams, decode_lz4, decode_zlib, decode_zstd, place
 from pipeline.codecs.packed import PackedBlocks
 
 _WORD = 8
@@ -36,8 +36,11 @@ class Unpacking:
         packed, count = self._packed, self._packed.encoded
         fault = cupy.empty((), cupy.int32)
         cupy.cuda.runtime.memsetAsync(fault.data.ptr, NO_FAULT & 0xFF, fault.nbytes, stream.ptr)
-        decode = decode_zlib if packed.is_zlib else decode_lz4
-        decode(self._streams(0), count, fault, stream)
+        if packed.codec == "zstd":
+            decode_zstd(self._streams(0), count, packed.decoded_bytes, fault, stream)
+        else:
+            decode = decode_zlib if packed.codec == "zlib" else decode_lz4
+            decode(self._streams(0), count, fault, stream)
         copy_streams(self._streams(count), packed.counts[0] - count, packed.longest_stored, stream)
         target = packed.view(out if packed.target is None else out[packed.target])
         blocks = self._bytes(packed.tables[1], BLOCK.itemsize * packed.counts[1])

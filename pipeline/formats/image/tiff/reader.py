@@ -136,7 +136,7 @@ class TiffReader(ImageReader):
             for axis, size in zip((planes, planes + 1), first.block, strict=True)
         )
         shape = (*[1] * planes, *first.block, first.block_samples)[: len(region.start)]
-        packing = Packing(memory, shape, self.header.dtype.itemsize, 0)
+        packing = Packing(memory, "zlib", shape, self.header.dtype.itemsize, 0)
         across = range(columns[0][0], columns[-1][0] + 1)
         try:
             for plane, (down, _, _) in itertools.product(np.ndindex(*region.shape[:planes]), rows):
@@ -145,7 +145,7 @@ class TiffReader(ImageReader):
                 origins = [(*plane, down * first.block[0] - top, at, *(-start for start in rest)) for at in beside]
                 pack_tiles(packing, self._file, page, down, across, np.array(origins))
             differences = first.pixels if first.predictor == OF_DIFFERENCES else None
-            return packing.packed(is_zlib=True, differences=differences)
+            return packing.packed(differences=differences)
         except NotPackedError:
             return None
 

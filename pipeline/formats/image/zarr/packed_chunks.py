@@ -15,6 +15,8 @@ from pipeline.codecs.chunk_codec import ChunkCodec
 from pipeline.codecs.packed import LONGEST_STREAM_BYTES, NotPackedError, Packing
 
 _LZ4_SIZE_BYTES = 4  # before numcodecs' LZ4
+# Of a Zstandard frame: the byte of its flags, and of these the one of a checksum.
+_ZSTD_FLAGS, _ZSTD_CHECKSUM = 4, 4
 # Of a chunk, read first: the header and a table of a thousand blocks.
 HEAD_BYTES = 4096
 
@@ -32,19 +34,22 @@ class StoredTogether(NamedTuple):
     read: Callable[[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]], None]
 
 
-def can_be_packed(codec: ChunkCodec) -> bool:
-    """Whether a device may decode chunks of this codec, as far as their metadata tell."""
+def packed_codec(codec: ChunkCodec) -> str | None:
+    """What the streams of these chunks are encoded with, if a device may decode them as far as their metadata tell."""
     if len(codec.stages) != 1:
-        return False
+        return None
     (stage,) = codec.stages
-    is_lz4 = stage.name == "lz4" and codec.nbytes <= LONGEST_STREAM_BYTES
-    return (
-        (is_lz4 or (stage.name == "blosc" and stage.options.get("cname") == "lz4"))
+    is_blosc = stage.name == "blosc"
+    name = stage.options.get("cname") if is_blosc else stage.name
+    is_fit = (
+        name in ("lz4", "zstd")
+        and (is_blosc or codec.nbytes <= LONGEST_STREAM_BYTES[name])
         and codec.order == tuple(range(len(codec.shape)))
         and len(codec.shape) <= AXES
         and codec.dtype.isnative
         and codec.dtype.itemsize in (1, 2, 4, 8)
     )
+    return name if is_fit else None
 
 
 def pack_chunks(
@@ -67,11 +72,14 @@ def pack_chunks(
     if codec.stages[0].name == "blosc":
         _pack_blosc(packing, stored, there, codec.nbytes, firsts, ends, origins[there])
         return
-    sizes = stored.nbytes[there]
-    if np.any(sizes < _LZ4_SIZE_BYTES) or np.any(stored.heads[there, :_LZ4_SIZE_BYTES].view("<u4") != codec.nbytes):
+    sizes, heads = stored.nbytes[there], stored.heads[there]
+    head_bytes = _LZ4_SIZE_BYTES if codec.stages[0].name == "lz4" else 0
+    if head_bytes and (np.any(sizes < head_bytes) or np.any(heads[:, :head_bytes].view("<u4") != codec.nbytes)):
         raise NotPackedError("LZ4 of another size")  # of which the processor's decoder tells
+    if not head_bytes and np.any(heads[:, _ZSTD_FLAGS] & _ZSTD_CHECKSUM):
+        raise NotPackedError("a checksum of Zstandard")
     at = _read(packing, stored, there, np.zeros_like(sizes), sizes)
-    packing.add_streams(origins[there], at + _LZ4_SIZE_BYTES, sizes - _LZ4_SIZE_BYTES, codec.nbytes)
+    packing.add_streams(origins[there], at + head_bytes, sizes - head_bytes, codec.nbytes)
 
 
 def _read(

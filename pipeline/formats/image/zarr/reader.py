@@ -37,7 +37,7 @@ from pipeline.formats.image.zarr.chunk_files import ChunkFiles
 from pipeline.formats.image.zarr.chunk_objects import ChunkObjects
 from pipeline.formats.image.zarr.layout import Layout, find_array
 from pipeline.formats.image.zarr.nodes import UnusualError, node
-from pipeline.formats.image.zarr.packed_chunks import can_be_packed, pack_chunks
+from pipeline.formats.image.zarr.packed_chunks import pack_chunks, packed_codec
 from pipeline.formats.image.zarr.stored_array import Place, StoredArray, kind_of, stored_array
 from pipeline.storage.objects import ObjectPath, failure
 from pipeline.storage.positional import reading
@@ -127,16 +127,17 @@ class ZarrReader(ImageReader):
     @property
     def packs(self) -> bool:
         files = self._files
-        return files is not None and not files.waits and can_be_packed(files.array.codec)
+        return files is not None and not files.waits and packed_codec(files.array.codec) is not None
 
     def read_packed(self, region: Region, memory: NDArray[np.uint8]) -> PackedBlocks | None:
         files = self._files
-        if files is None or not self.packs or not all(region.shape):
+        codec = packed_codec(files.array.codec) if files is not None and self.packs else None
+        if files is None or codec is None or not all(region.shape):
             return None
         from pipeline.formats.image.zarr.together import stored_together
 
         wanted = self._wanted(region)
-        packing = Packing(memory, self._chunk, self.header.dtype.itemsize, files.array.fill_value)
+        packing = Packing(memory, codec, self._chunk, self.header.dtype.itemsize, files.array.fill_value)
 
         pieces = self._pieces(wanted)
         places = [tuple(number for number, _, _ in piece) for piece in pieces]
