@@ -29,7 +29,7 @@ COMPLEX = 8  # bytes
 # Bytes of a sample in a sorted trajectory with its weights, and while it is sorted.
 _A_POINT, _SORTING = 40, 96
 # Images of the solvers and their temporaries; of each field of a split variable; of a series that cuBLAS shrinks.
-_GRIDDING, _CG, _LOW_RANK, _WAVELET, _ADMM, _OF_A_FIELD, _OF_MANY_FRAMES = 3, 7, 13, 14, 14, 8, 15
+_GRIDDING, _CG, _LOW_RANK, _WAVELET, _ADMM, _OF_A_FIELD, _OF_MANY_FRAMES = 3, 7, 12, 14, 14, 8, 15
 _ESPIRIT_PATCH, _MATRIX_VALUES = 6, 1 << 22  # of kernels.sense.sensitivities
 _SHARED_BYTES = 99 << 10  # of a block, on any GPU from sm_86 on
 _TABLES = 32 << 20  # twiddles, work lists, small arrays

@@ -41,7 +41,7 @@ def molecule(name: str) -> Molecule:
     if path.suffix == ".pqr":
         return Molecule(atoms=_pqr(path))
     mdanalysis = pytest.importorskip("MDAnalysis", reason="MDAnalysis reads TPR and XTC: pip install MDAnalysis")
-    universe = mdanalysis.Universe(str(path), str(path.with_suffix(".xtc")))
+    universe = mdanalysis.Universe(str(path), str(path.with_suffix(".xtc")), refresh_offsets=True)
     atoms = np.column_stack([universe.atoms.positions, universe.atoms.charges]).astype(np.float64)
     return Molecule(atoms=atoms, cell=Cell(vectors=tuple(map(tuple, universe.trajectory.ts.triclinic_dimensions))))
 
