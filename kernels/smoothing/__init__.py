@@ -22,9 +22,10 @@ Gaussian, uint8 images, if no axis's radius exceeds 32: every sum is exact, so i
   a constant image stays constant. In addition to the last rounding's 0.5, each earlier one moves a result by up to
   0.125, and the weights by up to 0.08 (first axis) or 0.1 (each later axis): within 0.58 of the real Gaussian along
   one axis, 0.81 along two, 1.04 along three.
-Gaussian of standard deviation above 7.6 (uint8: 8.1), if neither `truncate` nor `radius` is given and no sample is left
-  out: decimated (kernels/smoothing/decimation.py), within 0.6 of a step for integer images, and 1e-5 of the largest
-  magnitude for floats.
+Gaussian of standard deviation above 7.6, or of uint16, int16 and float32 images above 5.8 along two or more axes, which
+  are neighbours, if neither `truncate` nor `radius` is given and no sample is left out: decimated
+  (kernels/smoothing/decimation.py), within 0.6 of a step for integer images, and 1e-5 of the largest magnitude for
+  floats.
 Derivatives of a Gaussian: along each axis a = w[0] x[i - radius]; a = fma(w[k], x[i - radius + k], a) in ascending
   order, in float32 (float64 for float64 images); derivatives of integer images are float32. Decimated alike.
 Gaussian, uint16 and int16 images, along exactly two axes, which are neighbours, if both radii are 4 … 30 and one is at

@@ -1,21 +1,23 @@
 """Wide Gaussians at a cost that does not grow with their width: decimate, smooth a coarse grid, interpolate.
 
 Along an axis, a Gaussian of standard deviation sigma is smooth over several samples, so a coarse grid of every D-th
-sample holds it: D = 2**e, with sigma between 3.2 D and 6.4 D; from sigma 8 on, D is at least 4. Coarse samples lie at
-the multiples of D in absolute coordinates, so results do not depend on how an image is cut. D is the product of stages
-of factor d <= 8:
+sample holds it: D = 2**e, with sigma between 3.2 D and 6.4 D, but 3 for sigma below 8, at least 4 from there on, and at
+least 8 from 16 on. Coarse samples lie at the multiples of D in absolute coordinates, so results do not depend on how an
+image is cut. D is the product of stages of factor d <= 8:
     decimate      c[j] = sum over k of B[k] x[d j + k]
     interpolate   y[i] = sum over j of d B[i - d j] c[j]
 where B is m boxes of d samples convolved (a B-spline of order m), whose spectrum has an m-fold zero at every frequency
-that folds onto a low one; for m = 4 these zeros are moved apart (`MOVED`). If d = 4 leaves less than 3.2 coarse
-samples, B is `QUARTER`, which is small as far around these frequencies as the spectrum of 2 coarse samples reaches.
+that folds onto a low one; for m = 4 these zeros are moved apart (`MOVED`). If D leaves less than 3.2 coarse samples, B
+has weights of `LEAST_ENERGY`, small as far around these frequencies as the spectrum of 2 coarse samples reaches.
 Between decimation and interpolation the coarse samples are smoothed with weights whose spectrum is that of the Gaussian
 divided by those of all stages, cut at 5 sigma.
 
 The weights that a sample receives differ from the real Gaussian's by at most `WEIGHT_ERROR` in all (the sum of the
-absolute differences, along one axis), measured over sigmas from 7.6 to 400: 0.05 of a step of 16 bits. m is 6, or 4 for
-stages after which sigma is still 8 samples or more. Bytes allow `BYTE_WEIGHT_ERROR`, 0.05 of their steps: D is at
-least 8 from sigma 16 on, and m is 4 for stages of factor 8.
+absolute differences, along one axis), measured over sigmas from 5.8 to 400: 0.05 of a step of 16 bits. m is 6, or 4 for
+stages after which sigma is still 8 coarse samples or more.
+
+Bytes allow `BYTE_WEIGHT_ERROR`, 0.05 of their steps: sigma is between 1.9 D and 7.6 D, there are no stages of 2, the
+coarse weights are cut at 4 sigma, and m is 4, or 2 for a first stage after which sigma is still 20 coarse samples.
 
 Source: Unser, Aldroubi and Eden, "Fast B-spline transforms for continuous image representation and interpolation",
 IEEE PAMI 13 (1991); the correction of the coarse weights is that of gridding in non-uniform FFTs.
@@ -31,20 +33,33 @@ import numpy as np
 from numpy.typing import NDArray
 
 WEIGHT_ERROR, BYTE_WEIGHT_ERROR = 1.4e-6, 4e-4
-COARSE_SIGMA = 3.2  # least standard deviation, in coarse samples
-QUARTER_FROM = 8.0  # the standard deviation from which D is at least 4, since `QUARTER` allows 2 coarse samples
-EIGHTH_FROM = 16.0  # likewise for bytes, 8
-# Weights at distances 0 … 11: of all with the sum 1, those of the least energy sum over j = 1, 2, 3 of the integral of
-# H(f + j / 4)**2 G(f)**2 over |f| < 1/8, where H is their spectrum, and G that of a Gaussian of 8.1 samples.
-QUARTER = (
-    0.122556087, 0.117158238, 0.102358045, 0.0814862310, 0.0588137566, 0.0382663943, 0.0221641837, 0.0112622817,
-    0.00490820426, 0.00174502896, 0.000477748738, 0.0000818446023,
-)  # fmt: skip
-# How far the zeros of splines of order 4 lie on both sides of the frequencies that fold onto 0, in cycles per coarse
-# sample: as those of the Hermite polynomial of degree 4, which fit the spectrum of a Gaussian of 8 coarse samples.
+COARSE_SIGMA, BYTE_COARSE_SIGMA = 3.2, 1.9  # least standard deviation, in coarse samples
+# Weights at distances 0 … 3 D - 1 by D, which allow 2 coarse samples: of all with the sum 1, those of the least energy
+# sum over 0 < j < D of the integral of H(f + j / D)**2 G(f)**2 over |f| < 1 / 2 D, where H is their spectrum, and G
+# that of a Gaussian of 5.25 (D = 3), 8.1 (D = 4) or 16 samples (D = 8).
+LEAST_ENERGY = {
+    3: (
+        0.159551388, 0.147876776, 0.117570730, 0.0794263903, 0.0449730148, 0.0207320868, 0.00746459186, 0.00189873079,
+        0.000281985480,
+    ),
+    4: (
+        0.122556087, 0.117158238, 0.102358045, 0.0814862310, 0.0588137566, 0.0382663943, 0.0221641837, 0.0112622817,
+        0.00490820426, 0.00174502896, 0.000477748738, 0.0000818446023,
+    ),
+    8: (
+        0.0612987541, 0.0605919994, 0.0585909821, 0.0553924441, 0.0511822924, 0.0462057367, 0.0407376923, 0.0350524746,
+        0.0293919146, 0.0240431335, 0.0191227049, 0.0147760538, 0.0110762427, 0.00803763233, 0.00563010387,
+        0.00379432598, 0.0024587037, 0.00150546595, 0.000876163773, 0.000478863891, 0.000241453672, 0.000109252986,
+        0.0000423622951, 0.0000126242467,
+    ),
+}  # fmt: skip
+# How far the zeros of splines lie on both sides of the frequencies that fold onto 0, in cycles per coarse sample: of
+# order 4 as those of the Hermite polynomial of degree 4, which fit the spectrum of a Gaussian of 8 coarse samples; of
+# bytes, by search: order 4 for 2 to 4 coarse samples, order 2 for 20 and more.
 MOVED = (0.010438, 0.032841)
+BYTE_MOVED, BYTE_SINGLE = (0.047, 0.143), (0.004,)
 MOST_FACTOR = 8  # of a stage
-CUT = 5.0  # the coarse weights end at this many standard deviations
+CUT, BYTE_CUT = 5.0, 4.0  # the coarse weights end at this many standard deviations
 FREQUENCIES = 4096
 
 
@@ -111,20 +126,29 @@ class Decimation:
 
 @functools.lru_cache(maxsize=64)
 def decimation(sigma: float, dtype: np.dtype, order: int = 0, *, bytewise: bool = False) -> Decimation:
-    """For a standard deviation of at least 7.6 samples; weights are rounded to `dtype`, float32 or float64.
+    """For a standard deviation of at least 5.8 samples, or 7.6 of bytes and derivatives.
 
+    dtype    : float32 or float64, to which weights are rounded
     order    : of the derivative, 0 for the Gaussian itself
     bytewise : whether results are rounded to bytes
     """
-    stages, factor = [], 1
-    whole = 1 << int(math.log2(sigma / COARSE_SIGMA))
-    if sigma >= QUARTER_FROM and order == 0:
-        whole = max(whole, 8 if bytewise and sigma >= EIGHTH_FROM else 4)
+    stages: list[Stage] = []
+    factor = 1
+    exponent = int(math.log2(sigma / (BYTE_COARSE_SIGMA if bytewise else COARSE_SIGMA)))
+    if bytewise and exponent % 3 == 1:
+        exponent -= 1  # a stage of 2 would take longer than it spares the coarse weights
+    elif order == 0 and sigma >= 8:
+        exponent = max(exponent, 3 if sigma >= 16 else 2)
+    whole = 3 if sigma < 8 and order == 0 and not bytewise else 1 << exponent
     while factor < whole:
         step = min(MOST_FACTOR, whole // factor)
         factor *= step
-        short = sigma >= 8 * factor or (bytewise and step == MOST_FACTOR)
-        stages.append(_stage(step, 4 if short else 6, dtype, quarter=step == 4 and sigma < COARSE_SIGMA * factor))
+        if bytewise:
+            simple = not stages and sigma >= 20 * factor
+            zeros: tuple[float, ...] = BYTE_SINGLE if simple else MOVED if sigma >= 3.8 * factor else BYTE_MOVED
+        else:
+            zeros = MOVED if sigma >= 8 * factor else (0.0,) * 3
+        stages.append(_stage(step, zeros, dtype, least=not bytewise and sigma < COARSE_SIGMA * factor))
     spectrum = _coarse_spectrum(sigma / whole, stages)
     if order:
         # A cut at the same place leaves out more of a derivative, which falls later.
@@ -133,14 +157,15 @@ def decimation(sigma: float, dtype: np.dtype, order: int = 0, *, bytewise: bool 
         kernel = np.fft.irfft(spectrum * (2j * math.pi * frequency) ** order)
         taps = tuple(float(weight) for weight in kernel[-np.arange(-radius, radius + 1)].astype(dtype))
         return Decimation(stages=tuple(stages), half_weights=(0.0,) * (radius + 1), derivative=taps)
-    half = np.fft.irfft(spectrum)[: math.ceil(CUT * sigma / whole) + 1]
+    half = np.fft.irfft(spectrum)[: math.ceil((BYTE_CUT if bytewise else CUT) * sigma / whole) + 1]
     half = (half / (half[0] + 2 * half[1:].sum())).astype(dtype)
     return Decimation(stages=tuple(stages), half_weights=tuple(float(weight) for weight in half))
 
 
 @functools.cache
-def _stage(factor: int, order: int, dtype: np.dtype, *, quarter: bool) -> Stage:
-    down = np.array((*QUARTER[:0:-1], *QUARTER)) if quarter else _spline(factor, order)
+def _stage(factor: int, zeros: tuple[float, ...], dtype: np.dtype, *, least: bool) -> Stage:
+    order = 2 * len(zeros)
+    down = np.array((*LEAST_ENERGY[factor][:0:-1], *LEAST_ENERGY[factor])) if least else _spline(factor, zeros)
     reach = len(down) // 2
     up = np.zeros((factor, order))
     for phase in range(factor):
@@ -152,10 +177,10 @@ def _stage(factor: int, order: int, dtype: np.dtype, *, quarter: bool) -> Stage:
     return Stage(factor=factor, order=order, down=next(rounded), up=tuple(rounded))
 
 
-def _spline(factor: int, order: int) -> NDArray[np.float64]:
+def _spline(factor: int, zeros: tuple[float, ...]) -> NDArray[np.float64]:
     """B of the module's docstring, from its first sample to its last."""
     spline = np.ones(1)
-    for zero in MOVED if order == 4 else (0.0,) * (order // 2):
+    for zero in zeros:
         wave = np.exp(2j * math.pi * zero / factor * (np.arange(factor) - (factor - 1) / 2))
         spline = np.convolve(spline, np.convolve(wave, wave.conj()).real)
     return np.asarray(spline / spline.sum())

@@ -24,7 +24,9 @@ from kernels.smoothing.weights import (
 MAX_TAPS = 1 << 20
 MAX_SAMPLES = 1 << 40  # of a box over all axes: sums of 16-bit samples fit 64 bits
 EXACT_RADIUS = 32  # Gaussians of uint8 are exact if they reach no farther along any axis
-DIRECT_RADIUS = 30  # Gaussians that reach farther, and are not exact, are decimated without `truncate` and `radius`
+# Gaussians that reach farther are decimated without `truncate` and `radius`; the second holds for two or more
+# neighbouring axes, if all are so far, except for uint8, float64 and derivatives.
+DIRECT_RADIUS, DIRECT_PLANE_RADIUS = 30, 23
 TRUNCATE = 4.0
 MOST_DOUBLED = 255  # boxes of floats with more samples are summed in runs
 RUN = 16  # samples of a run
@@ -116,8 +118,8 @@ def gaussian_windows(
     """Gaussians of standard deviation `sigmas` samples along `axes`, which end at `radii` or round(truncate * sigma).
     Takes all axes at once: whether it is exact depends on all of them, and its weights on their order.
 
-    Without radius and truncate, those that reach more than `DIRECT_RADIUS` samples (uint8: `EXACT_RADIUS`) at 4 sigma
-    are decimated.
+    Without radius and truncate, those that reach more than `DIRECT_RADIUS` samples at 4 sigma are decimated; or
+    `DIRECT_PLANE_RADIUS`, if they do along two or more neighbouring axes, and no other.
     offsets : absolute coordinates of the image's first sample along `axes`; default 0
     direct  : decimate none
     orders  : derivatives along `axes`, 0 … 3; default 0
@@ -128,15 +130,18 @@ def gaussian_windows(
         gaussian_radius(sigma, truncate=truncate, radius=radius)
         for sigma, radius in zip(sigmas, each_radius, strict=True)
     ]
-    farthest = EXACT_RADIUS if dtype == np.uint8 else DIRECT_RADIUS
+    derivatives = [0] * len(axes) if orders is None else orders
+    filtered = [axis for axis, reach in zip(axes, reaches, strict=True) if reach > 0]
+    plane = len(filtered) > 1 and max(filtered) - min(filtered) == len(filtered) - 1
+    plane = plane and dtype not in (np.uint8, np.float64) and not any(derivatives)
+    far = DIRECT_PLANE_RADIUS if plane and min(filter(None, reaches)) > DIRECT_PLANE_RADIUS else DIRECT_RADIUS
     coarse = [
-        not direct and truncate is None and radius is None and reach > farthest
+        not direct and truncate is None and radius is None and reach > far
         for radius, reach in zip(each_radius, reaches, strict=True)
     ]
-    derivatives = [0] * len(axes) if orders is None else orders
     for sigma, reach, order in zip(sigmas, reaches, derivatives, strict=True):
         check_order(order, reach, sigma)
-    exact = dtype == np.uint8 and max(reaches, default=0) <= EXACT_RADIUS and not any(derivatives)
+    exact = dtype == np.uint8 and max(reaches, default=0) <= EXACT_RADIUS and not any((*coarse, *derivatives))
     first = min((axis for axis, reach in zip(axes, reaches, strict=True) if reach > 0), default=None)
     windows = []
     for place, (axis, sigma, mode, reach) in enumerate(zip(axes, sigmas, modes, reaches, strict=True)):

@@ -138,11 +138,13 @@ def _decimate_lines(
     for k in range(weights.size):
         place[k] = k % factor * pitch + k // factor * inner
     for line in range(low, high):
-        for position in range(at.size):
-            to = position % factor * pitch + position // factor * inner
-            begin = (line * length + at[position]) * inner
-            for c in range(inner):
-                phases[to + c] = beyond[c] if at[position] < 0 else source[begin + c]
+        for phase in range(factor):
+            to = phase * pitch
+            for position in range(phase, at.size, factor):
+                begin = (line * length + at[position]) * inner
+                for c in range(inner):
+                    phases[to + c] = beyond[c] if at[position] < 0 else source[begin + c]
+                to += inner
         _weighted(phases, place, weights, out, line * count * inner, count * inner)
 
 
@@ -171,17 +173,19 @@ def _interpolate_lines(
     factor, order = weights.shape
     steps = (first + count - 1) // factor + 1
     place, total = np.empty(order, np.int64), np.empty(steps * inner, source.dtype)
-    phases = np.empty((factor, steps * inner), out.dtype)
+    results = np.empty(steps * inner, out.dtype)
     for line in range(low, high):
         for phase in range(factor):
             for tap in range(order):
                 place[tap] = (line * length + tap) * inner
             _weighted(source, place, weights[phase], total, 0, steps * inner)
-            _finish(total, 0, rounding, whole, phases[phase], 0, steps * inner)
-        for position in range(first, first + count):
-            to, begin = (line * count + position - first) * inner, position // factor * inner
+            _finish(total, 0, rounding, whole, results, 0, steps * inner)
+            begin, end = -((phase - first) // factor), -((phase - first - count) // factor)
             for c in range(inner):
-                out[to + c] = phases[position % factor, begin + c]
+                to = (line * count + begin * factor + phase - first) * inner + c
+                for i in range(begin * inner + c, end * inner, inner):
+                    out[to] = results[i]
+                    to += factor * inner
 
 
 @compiled

@@ -44,10 +44,11 @@ def _each(name: str, values: Any, axes: int) -> tuple[Any, ...]:
     return tuple(values) * (axes // len(values))
 
 
-def _windows(sigma: Sequence[float], orders: Sequence[int]) -> list[Window]:
+def _windows(sigma: Sequence[float], orders: Sequence[int], dtype: Any = np.float32) -> list[Window]:
+    """Of float32, which reach at least as far as those of float64."""
     axes = range(len(orders))
     sigmas = _each("sigma", sigma, len(orders))
-    return gaussian_windows(axes, sigmas, ["reflect"] * len(axes), np.dtype(np.float32), orders=orders)
+    return gaussian_windows(axes, sigmas, ["reflect"] * len(axes), np.dtype(dtype), orders=orders)
 
 
 def _reach_of(gaussians: Callable[..., list[Gaussian]]) -> Callable[[Any, int], Reach]:
@@ -69,7 +70,7 @@ def _smoothed(block: Any, of: Gaussian, axes: Any, edges: Edges, stream: Any) ->
     if block.dtype.kind != "f":
         block = block.astype(np.float32)
     cut, offset = [slice(0, n) for n in block.shape], []
-    for axis, window in zip(axes, _windows(sigma, orders), strict=True):
+    for axis, window in zip(axes, _windows(sigma, orders, block.dtype), strict=True):
         before, after = edges.halo[axis]
         cut[axis] = slice(before - window.before, block.shape[axis] - (after - window.after))
         offset.append(edges.first[axis] + cut[axis].start)

@@ -33,7 +33,7 @@ class SmoothingParameters(RegionParameters):
     )
     truncate: float | None = Field(
         None,
-        description="gaussian: cut the kernel at this many standard deviations [default: 4; none past sigma 7.6]",
+        description="gaussian: cut the kernel at this many standard deviations [default: 4; none if sigma is large]",
         gt=0,
     )
     radius: tuple[int, ...] | None = Field(None, description="gaussian: cut the kernel at this many pixels instead")

@@ -166,6 +166,7 @@ DEPENDENT = {
         *(f"wide<unsigned short, 3, 16, {aligned}>" for aligned in ("true", "false")),
         *(f"words<3, 16, {aligned}>" for aligned in ("true", "false")),
         *("tree<31>", "tree<127>", "box_column_sums<3, 15, 16>"),
+        *("decimate_plane<unsigned char, 4, 13>", "interpolate_plane<unsigned char, 4, 4, 4, 3>"),
     ),
     "nufft": (
         *("spread_cells<2, false, true>", "spread_cells<3, true, false>", "add_cells<2>", "add_cells<3>"),

@@ -84,7 +84,7 @@ def _apply(cupy: Any, case: Case, variant: str) -> Any:
     return cupy.asnumpy(smooth(image, windows, case.cval, out, variant=variant))
 
 
-@pytest.mark.parametrize("sigmas", [(2.25, 2.25), (4.0, 4.0), (4.0, 0.3), (0.8, 4.3), (7.5, 7.5), (7.3, 5.0)])
+@pytest.mark.parametrize("sigmas", [(2.25, 2.25), (4.0, 4.0), (4.0, 0.3), (0.8, 4.3), (7.5, 5.8), (7.3, 5.0)])
 @pytest.mark.parametrize("channels", [1, 2, 3, 4])
 @pytest.mark.parametrize("dtype", ["uint16", "int16", "float32"])
 def test_gaussians_of_medium_reach_match_the_cpu_bit_by_bit(
@@ -139,7 +139,7 @@ def test_short_gaussians_match_the_cpu_bit_by_bit(cupy: Any, dtype: str, channel
         np.testing.assert_array_equal(_apply(cupy, case, "fused"), case.apply(case.image()), err_msg=case.name)
 
 
-@pytest.mark.parametrize("sigmas", [(1.0, 1.0), (2.0, 1.75), (4.0, 4.0), (8.0, 8.0), (0.3, 4.3), (7.8, 0.5)])
+@pytest.mark.parametrize("sigmas", [(1.0, 1.0), (2.0, 1.75), (4.0, 4.0), (7.6, 7.6), (0.3, 4.3), (7.6, 0.5)])
 @pytest.mark.parametrize("channels", [1, 2, 3, 4])
 def test_gaussians_of_bytes_match_the_cpu_bit_by_bit(cupy: Any, channels: int, sigmas: tuple[float, float]) -> None:
     """Every reach that `tensor` is compiled for, and shorter ones, in aligned and unaligned rows."""
@@ -251,7 +251,7 @@ def test_rows_and_pointers_of_any_alignment(cupy: Any, dtype: str, shape: tuple[
     """Nothing is written beside the output."""
     values = np.random.default_rng(7).integers(0, 256, shape).astype(dtype)
     channel_axis = 2 if len(shape) == 3 else None
-    filters: list[Any] = [(box, size) for size in (3, 9, 31)] + [(gaussian, sigma) for sigma in (1.0, 4.0, 7.0)]
+    filters: list[Any] = [(box, size) for size in (3, 9, 31)] + [(gaussian, sigma) for sigma in (1.0, 4.0, 5.8)]
     for filtered, parameter in filters:
         expected = filtered(values, parameter, mode=mode, channel_axis=channel_axis)
         for offset, out_offset in ((1, 0), (0, 1), (2, 7), (3, 3), (5, 16), (8, 13)):

@@ -43,12 +43,22 @@ VOLUMES = (
     *(
         {"shape": (17, 131), "axes": (0, 1), "sigmas": (down, across)}
         for down, across in (
-            *product((16.0, 30.0, 140.0), (7.7, 16.0, 30.0, 140.0)),
-            *((7.7, 16.0), (9.0, 16.0), (14.0, 14.0), (30.0, 14.0), (14.0, 30.0)),
+            *product((16.0, 30.0, 140.0), (7.7, 14.0, 30.0, 140.0)),
+            *((7.7, 16.0), (9.0, 16.0), (14.0, 14.0), (30.0, 14.0), (14.0, 30.0), (64.0, 64.0), (160.0, 160.0)),
         )
     ),
-    {"shape": (17, 131), "axes": (0, 1), "sigmas": (9.0, 9.0), "orders": (1, 0)},
-    {"shape": (17, 131), "axes": (0, 1), "sigmas": (30.0, 30.0), "orders": (0, 1)},
+    *({"shape": (17, 131, 3), "axes": (0, 1), "sigmas": (sigma, sigma)} for sigma in (7.7, 9.0, 30.0, 160.0)),
+    *(
+        {"shape": (17, 131), "axes": (0, 1), "sigmas": sigmas, "orders": orders}
+        for sigmas, orders in (
+            ((7.7, 9.0), (0, 1)),
+            ((9.0, 9.0), (1, 0)),
+            ((9.0, 14.0), (0, 1)),
+            ((16.0, 14.0), (0, 1)),
+            ((14.0, 14.0), (1, 0)),
+            ((30.0, 30.0), (0, 1)),
+        )
+    ),
 )
 # Environment variable: as few launches as cover every kernel, since racecheck takes a thousand times as long for each.
 FEWEST = "MILLRACE_TEST_FEWEST_LAUNCHES"

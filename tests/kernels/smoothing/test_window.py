@@ -9,7 +9,15 @@ import numpy as np
 import pytest
 
 from kernels.smoothing.weights import EXACT_FIRST_ONE, EXACT_LATER_ONE, exact_half_weights, half_weights
-from kernels.smoothing.window import DIRECT_RADIUS, EXACT_RADIUS, Window, box_window, gaussian_radius, gaussian_windows
+from kernels.smoothing.window import (
+    DIRECT_PLANE_RADIUS,
+    DIRECT_RADIUS,
+    EXACT_RADIUS,
+    Window,
+    box_window,
+    gaussian_radius,
+    gaussian_windows,
+)
 
 U8, U16, F32 = (np.dtype(name) for name in ("u1", "u2", "f4"))
 
@@ -123,9 +131,30 @@ def test_gaussians_end_where_they_are_truncated() -> None:
 
 def test_gaussians_are_decimated_from_one_sample_past_the_direct_radius() -> None:
     for sigma, is_coarse in ((DIRECT_RADIUS / 4, False), ((DIRECT_RADIUS + 1) / 4, True)):
-        (window,) = gaussian_windows((0,), (sigma,), ("wrap",), U16)
-        assert (window.decimation is not None) == is_coarse
-        assert window.offset == 0
+        for dtype in (U8, U16):
+            window, narrow = gaussian_windows((0, 1), (sigma, 1.0), ("wrap", "wrap"), dtype)
+            assert (window.decimation is not None) == is_coarse
+            assert window.offset == 0
+            assert narrow.exact == (dtype == U8 and not is_coarse)
+
+
+@pytest.mark.parametrize("dtype", ["u1", "i2", "f4", "f8"])
+def test_neighbouring_axes_that_all_reach_far_are_decimated_earlier(dtype: str) -> None:
+    far, less = (DIRECT_PLANE_RADIUS + 1) / 4, DIRECT_PLANE_RADIUS / 4
+    rest: dict[str, Any] = {"dtype": np.dtype(dtype)}
+    for axes, sigmas, options, earlier in (
+        ((0, 1), (far, far), {}, True),
+        ((2, 0, 1), (far, far, far), {}, True),
+        ((0, 1, 2), (far, 0.0, far), {}, False),
+        ((0, 1), (far, less), {}, False),
+        ((1,), (far,), {}, False),
+        ((0, 1), (far, far), {"truncate": 4.0}, False),
+        ((0, 1), (far, far), {"orders": (0, 1)}, False),
+        ((0, 1), (far, far), {"direct": True}, False),
+    ):
+        windows = gaussian_windows(axes, sigmas, ("wrap",) * len(axes), **rest, **options)
+        assert any(window.decimation for window in windows) == (earlier and dtype in ("i2", "f4"))
+        assert all(window.decimation for window in windows if window.taps > 1) == (earlier and dtype in ("i2", "f4"))
 
 
 @pytest.mark.parametrize("orders", [None, (1,)])

@@ -28,6 +28,7 @@ from kernels.smoothing.words import (
 
 SIGMAS = (*np.geomspace(0.89, 1000, 60), 1.0, 2.0, 3.0, 4.0)
 SHORTEST, FARTHEST = 2.125, 7.6  # sigmas whose default kernels reach 9 and 30
+BOTH = 5.87  # the largest of both axes: from 5.875 on they are decimated
 sigmas_of_windows = st.floats(1.0, FARTHEST)
 
 
@@ -118,11 +119,11 @@ def largest_error(down: tuple[float, int], across: tuple[float, int], weights: t
 def test_results_are_within_the_stated_error() -> None:
     assert MOST_WRONG == 0.6
     assert max(largest_error(*what) for _, *what in accepted()) <= MOST_WRONG
-    for sigma in np.linspace(SHORTEST, FARTHEST, 400):
+    for sigma in np.linspace(SHORTEST, BOTH, 400):
         assert in_words(windows_of(sigma, sigma)), f"the error at sigma {sigma} is not certain to be that small"
 
 
-@pytest.mark.parametrize("sigmas", [(2.2, 2.2), (4.0, 3.0), (5.9, 5.9), (1.0, 7.4), (7.6, 7.6)])
+@pytest.mark.parametrize("sigmas", [(2.2, 2.2), (4.0, 3.0), (5.8, 5.8), (1.0, 7.4), (7.6, 5.8)])
 def test_images_made_to_be_worst_stay_within_the_bound(sigmas: tuple[float, float]) -> None:
     """Bright where a weight is too large, dark elsewhere, and the reverse; with increasing noise, so that sums round
     either way."""
@@ -154,6 +155,7 @@ def test_which_gaussians_are_summed_so() -> None:
     assert not in_words(windows_of(3.0, 3.0, 3.0))
     assert not in_words(windows_of(3.0, 0.1, 3.0))
     assert not in_words(windows_of(7.7, 3.0))
+    assert not in_words(windows_of(5.9, 5.9))
     assert not in_words(windows_of(8.0, 8.0, radii=(MOST_RADIUS + 1,) * 2))
     assert not in_words(windows_of(3.0, 3.0, orders=(1, 0)))
     assert not in_words(windows_of(0.8, 3.0, radii=(4, 12))), "u does not fit two bytes"
@@ -193,9 +195,7 @@ def monkeypatch_module():
 
 
 @settings(max_examples=30, deadline=None)
-@given(
-    seed=st.integers(0, 2**32 - 1), sigmas=st.tuples(sigmas_of_windows, st.floats(SHORTEST, FARTHEST)), data=st.data()
-)
+@given(seed=st.integers(0, 2**32 - 1), sigmas=st.tuples(sigmas_of_windows, st.floats(SHORTEST, BOTH)), data=st.data())
 def test_pieces_with_their_halos_equal_the_whole(seed: int, sigmas: tuple[float, float], data) -> None:
     shape = (23, 41, 3)
     image = np.random.default_rng(seed).integers(0, 65535, shape, np.uint16, endpoint=True)

@@ -44,7 +44,7 @@ def test_chunks_of_a_decimated_gaussian_equal_the_whole(tmp_path, dtype, mode):
     np.testing.assert_array_equal(found, gaussian(samples, (9, 1.5), mode=mode, cval=9))
 
 
-@pytest.mark.parametrize("sigma", [4, 14])
+@pytest.mark.parametrize("sigma", [4, 6, 14])
 def test_exact_sums_and_two_decimated_axes_are_audited_to_0_6_of_a_step(tmp_path, sigma):
     samples = image("uint16")
     receipt, found = smoothed(tmp_path, samples, "YX", 500_000, filter="gaussian", sigma=sigma)

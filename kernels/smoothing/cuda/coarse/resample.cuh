@@ -5,7 +5,7 @@
 #include "samples.cuh"
 #include "cuda/axis_rounding.cuh"
 
-constexpr int MOST_DOWN = 44;  // weights: at most 6 (8 - 1) + 1
+constexpr int MOST_DOWN = 48;  // weights: at most 47
 constexpr int MOST_UP = 48;    // weights: at most 8 phases of 6
 
 // One axis of an array seen as [outer, length, inner]; the result is [outer, count, inner].

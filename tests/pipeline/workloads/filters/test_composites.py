@@ -15,7 +15,7 @@ from tests.pipeline.workloads.filters.jobs import filtered
 
 def _gaussian(image: Any, sigma: Any, **options: Any) -> Any:
     """Wide ones are not cut at 4 sigma."""
-    wide = max(np.atleast_1d(sigma)) > 8.1
+    wide = max(np.atleast_1d(sigma)) > 5.8
     return ndimage.gaussian_filter(image, sigma, truncate=9 if wide else 4, **options)
 
 
@@ -63,6 +63,13 @@ def test_scipy_in_float64_gives_nearly_the_same(tmp_path: Any, name: str, option
         assert receipt["audit"]["samples"] > 0
         _, whole = filtered(tmp_path, name, image, "YX", **options, **given)
         np.testing.assert_array_equal(found, whole, strict=True)
+
+
+def test_float64_is_cut_at_4_sigma_where_float32_is_not(tmp_path: Any) -> None:
+    image = samples_of((67, 59), "uint8").astype(np.float64)
+    expected = ndimage.gaussian_filter(image, 6.0) - ndimage.gaussian_filter(image, 7.2)
+    _, found = filtered(tmp_path, "dog", image, "YX", chunk_bytes=12_000, sigma=(6.0,), ratio=1.2)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-9)
 
 
 def test_an_even_image_has_no_deviation_and_no_background(tmp_path: Any) -> None:
