@@ -54,23 +54,47 @@ __device__ inline void exchange(Key& a, Key& b, Key& c) {
     c = most;
 }
 
-// Batcher's odd-even merge of A and B ascending keys in places 0 ... A + B - 1, of which those of the ranks FROM ...
-// FROM + KEPT - 1 are wanted, as a table.
+// A merge of A and B ascending keys in places 0 ... A + B - 1, of which those of the ranks FROM ... FROM + KEPT - 1 are wanted,
+// as a table: Batcher's odd-even merge, or a bitonic one of these alone if it takes fewer comparisons.
 template <int A, int B, int FROM, int KEPT, int SUMS>
 struct Merging {
     static constexpr int MOST = 8 * (A + B);
-    int count = 0;  // of exchanges
+    int count = 0, comparisons = 0;  // exchanges; two comparisons each, or one if one end is not used
     unsigned char lower[MOST] = {}, upper[MOST] = {}, ranked[A + B] = {};  // places
     bool by_sum[MOST] = {};
 
     constexpr Merging() {
         merge(0, A, A, B, 1, ranked);
-        // If one end of an exchange is not used, one comparison is enough.
+        mark();
+        constexpr int SIZE = power_of_two(1), BELOW = FROM - (SIZE - KEPT) / 2, ABOVE = A + B - SIZE - BELOW;
+        if constexpr (BELOW >= 0 && ABOVE >= 0 && BELOW <= B && ABOVE <= B && BELOW + ABOVE <= A) {
+            const Merging other(BELOW, ABOVE);
+            if (other.comparisons < comparisons) *this = other;
+        }
+    }
+    // Bitonic, without the `least` smallest and the `most` largest keys. A's smallest keys, upwards, are exchanged with B's,
+    // downwards: the lower ends are the smallest of all. A's largest and B's likewise. What is left of A, then of B backwards,
+    // rises and falls once, in a circle, so that half-cleaners sort it.
+    constexpr Merging(int least, int most) {
+        for (int i = 0; i < least; ++i) exchange(i, A + least - 1 - i);
+        for (int i = 0; i < most; ++i) exchange(A + B - 1 - i, A - most + i);
+        unsigned char* const order = ranked + least;
+        const int size = A + B - least - most, of_a = A - least - most;
+        for (int i = 0; i < size; ++i) order[i] = static_cast<unsigned char>(i < of_a ? least + i : A + size - 1 - i);
+        for (int apart = size / 2; apart >= 1; apart /= 2)
+            for (int i = 0; i < size; ++i)
+                if ((i & apart) == 0) exchange(order[i], order[i + apart]);
+        mark();
+    }
+    static constexpr int power_of_two(int size) { return size < KEPT ? power_of_two(2 * size) : size; }
+    // Counts comparisons, and chooses the exchanges by sums.
+    constexpr void mark() {
         bool used[A + B] = {};
         for (int i = FROM; i < FROM + KEPT; ++i) used[ranked[i]] = true;
         for (int e = count - 1, n = 0; e >= 0; --e) {
             bool &a = used[lower[e]], &b = used[upper[e]];
             by_sum[e] = a && b && n++ % 6 < SUMS;
+            comparisons += a + b;
             a = b = a || b;
         }
     }

@@ -10,15 +10,16 @@
 //
 // Lists that neighbours share are sorted once, of each four columns of a line of tiles, and lie in shared memory.
 //
-//   threads of a block   load the block's samples, packed
+//   threads of a block   load the block's samples, packed; ask for those of the next block
 //     |  barrier
 //   each four columns    sorted columns, of two, of four; their lines above and below, alone and two together
 //     |  barrier         a tile reads the lists of its neighbours
 //   each tile            merges -> results
 //
-// A result of 15 × 15 takes about 170 minima or maxima, of which a multiprocessor starts 64 a cycle, and as many
-// multiplications: 0.7 ms of 8192 × 8192 on an H200. The code is long, so that warps wait for instructions; of large squares a
-// block has all eight warps that a multiprocessor holds, which run the same code at nearly the same time.
+// A result of 15 × 15 takes about 320 instructions, 170 of them minima or maxima, of which a multiprocessor starts 64 a cycle:
+// 0.7 ms of 8192 × 8192 on an H200, where 1.10 ms were measured. While both warps of a scheduler merge, one of them issues in 3
+// of 4 cycles. Nothing hides the loads, and one warp alone sorts the last 32 of a block's 288 lists. Of large squares a block has
+// all eight warps that a multiprocessor holds, which run the same code at nearly the same time.
 //
 // Source: Sugy, "Hierarchical tiling" (2025).
 #pragma once
@@ -27,7 +28,7 @@
 #include "networks.cuh"
 
 constexpr int TILE_SIDE = 4, TILES_ACROSS = 32;
-using TileKey = Pair<4>;
+using TileKey = Pair<3>;
 constexpr int TILE_SPAN = TILE_SIDE * TILES_ACROSS;  // results of a line, of one strip
 
 template <int SIZE>
@@ -37,8 +38,9 @@ struct Tile {
     static constexpr int DOWN = SIZE < 13 ? 4 : 8;  // lines of tiles of a block, each of one warp
     static constexpr int LISTS = TILES_ACROSS + QUADS + 1 + HALF;  // of a line of tiles
     static constexpr int COUNT = LISTS * DOWN, PITCH = 4 * LISTS, LINES = TILE_SIDE * DOWN + SIZE - 1;
-    // Places of lists, of which each has COUNT: of four columns, twice two, four times one; of two lines above; of one line.
-    static constexpr int FOUR = 0, TWO = 4 * CORE, ONE_ = 8 * CORE, ABOVE = 12 * CORE, LINE = 12 * CORE + 8;
+    // Places of lists, of which each has COUNT: of four columns, twice two, four times one; of two lines, above and below; of
+    // one line.
+    static constexpr int FOUR = 0, TWO = 4 * CORE, ONE_ = 8 * CORE, PAIRS = 12 * CORE, LINE = 12 * CORE + 16;
     static constexpr int WORDS = LINES * PITCH + (LINE + 16) * COUNT;
     static_assert(CORE % 2 == 0 && (QUADS == 1 ? HALF == 1 : QUADS == 2 || (QUADS == 3 && HALF == 0)), "");
 };
@@ -89,33 +91,20 @@ __device__ inline void sort_quad(const unsigned* raw, unsigned* lists) {
             line[y][0] = {four.x}, line[y][1] = {four.y}, line[y][2] = {four.z}, line[y][3] = {four.w};
             sort(line[y]);
         }
-        // Lines 0 and 2 are those of single results; of both: 1 and 2 above, 0 and 1 below, for which there is no room.
-        if (half == 0) {
-            merge<0, 8>(line[1], line[2], both);
-            store_list(lists + T::ABOVE * COUNT, COUNT, both);
-        }
+        // Lines 0 and 2 are those of single results; of both: 1 and 2 above, 0 and 1 below.
+        merge<0, 8>(line[1 - half], line[2 - half], both);
+        store_list(lists + (T::PAIRS + 8 * half) * COUNT, COUNT, both);
         store_list(lists + (T::LINE + 8 * half) * COUNT, COUNT, line[0]);
         store_list(lists + (T::LINE + 8 * half + 4) * COUNT, COUNT, line[2]);
     }
 }
 
-// The list of both lines below, of which the first has one.
-template <int SIZE>
-__device__ inline void list_below(const unsigned* lists, const unsigned* second_line, TileKey (&both)[8]) {
-    const uint4 line = *reinterpret_cast<const uint4*>(second_line);
-    TileKey first[4], second[4] = {{line.x}, {line.y}, {line.z}, {line.w}};
-    load_list(lists + (Tile<SIZE>::LINE + 8) * Tile<SIZE>::COUNT, Tile<SIZE>::COUNT, first);
-    sort(second);
-    merge<0, 8>(first, second, both);
-}
-
 // Merges the lists of the lines of a tile's quads, of N samples each, and of the two columns that are left, from `rest` on.
-// `take(quad, list)` finds a list.
-template <int SIZE, int N, typename Take>
-__device__ inline void merge_lines(Take take, const unsigned* rest, TileKey (&all)[N / 4 * Tile<SIZE>::CORE]) {
+template <int SIZE, int N>
+__device__ inline void merge_lines(const unsigned* lists, const unsigned* rest, TileKey (&all)[N / 4 * Tile<SIZE>::CORE]) {
     using T = Tile<SIZE>;
     TileKey first[N], two[2 * N], half[N / 2];
-    take(1, first);
+    load_list(lists + 1, T::COUNT, first);
     if constexpr (T::HALF) {
 #pragma unroll
         for (int i = 0; i < N / 2; ++i) half[i] = {rest[i / 2 * T::PITCH + i % 2]};
@@ -125,11 +114,11 @@ __device__ inline void merge_lines(Take take, const unsigned* rest, TileKey (&al
         merge<0, N + N / 2>(first, half, all);
     } else {
         TileKey second[N];
-        take(2, second);
+        load_list(lists + 2, T::COUNT, second);
         merge<0, 2 * N>(first, second, two);
         if constexpr (T::QUADS == 3) {
             TileKey third[N];
-            take(3, third);
+            load_list(lists + 3, T::COUNT, third);
             merge<0, 3 * N>(two, third, all);
         } else if constexpr (T::HALF) {
             merge<0, 2 * N + N / 2>(two, half, all);
@@ -154,10 +143,9 @@ __device__ inline void tile_medians(const unsigned* raw, const unsigned* lists, 
     constexpr int FROM42 = MIDDLE4 > LEFT42 ? MIDDLE4 - LEFT42 : 0, KEPT42 = MIDDLE4 - FROM42 + 1, MIDDLE42 = MIDDLE4 - FROM42;
     constexpr int FROM2 = MIDDLE42 - LEFT2, KEPT2 = LEFT2 + 1, FROM1 = LEFT2 - LEFT1, KEPT1 = LEFT1 + 1;
     static_assert(FROM42 + KEPT42 <= KEPT4 + 2 * CORE, "");
-    TileKey upper[KEPT42], lower[KEPT42];
-    const unsigned* const rest = raw + 4 * (QUADS + 1);  // the columns that are left of all quads
+    constexpr int REST = 4 * (QUADS + 1);  // the columns that are left of all quads
+    TileKey core[KEPT4];
     {
-        TileKey core[KEPT4];
         TileKey first[4 * CORE], second[4 * CORE], two[8 * CORE], half[2 * CORE];
         load_list(lists + T::FOUR * COUNT + 1, COUNT, first);
         if constexpr (T::HALF) load_list(lists + T::TWO * COUNT + QUADS + 1, COUNT, half);
@@ -178,18 +166,16 @@ __device__ inline void tile_medians(const unsigned* raw, const unsigned* lists, 
                 }
             }
         }
-        TileKey lines[2 * CORE];
-        merge_lines<SIZE, 8>([&](int quad, auto& list) { load_list(lists + T::ABOVE * COUNT + quad, COUNT, list); },
-                             rest + T::PITCH, lines);
-        merge<FROM42, KEPT42>(core, lines, upper);
-        merge_lines<SIZE, 8>([&](int quad, auto& list) {
-            list_below<SIZE>(lists + quad, raw + (CORE + 4) * T::PITCH + 4 * quad, list);
-        }, rest + (CORE + 3) * T::PITCH, lines);
-        merge<FROM42, KEPT42>(core, lines, lower);
     }
 #pragma unroll 1
     for (int half = 0; half < 2; ++half) {
         const unsigned* pair_lines = raw + (half == 0 ? 1 : CORE + 3) * T::PITCH;
+        TileKey pair[KEPT42];
+        {
+            TileKey lines[2 * CORE];
+            merge_lines<SIZE, 8>(lists + (T::PAIRS + 8 * half) * COUNT, pair_lines + REST, lines);
+            merge<FROM42, KEPT42>(core, lines, pair);
+        }
 #pragma unroll 1
         for (int side = 0; side < 2; ++side) {
             // The two columns that join for both results, and those of one.
@@ -204,19 +190,15 @@ __device__ inline void tile_medians(const unsigned* raw, const unsigned* lists, 
                 for (int i = 0; i < 4; ++i) corner[i] = {pair_lines[i / 2 * T::PITCH + column_at + i % 2]};
                 sort(corner);
                 merge<0, 2 * CORE + 4>(two, corner, all);
-                merge<FROM2, KEPT2>(upper, all, kept);
+                merge<FROM2, KEPT2>(pair, all, kept);
             }
             TileKey found[2][2];
             TileKey line[2][CORE + 2];
 #pragma unroll
             for (int y = 0; y < 2; ++y) {
-                // Above the upper result of two, and below the lower one.
-                const int which = 2 * y + half;
-                TileKey middle[CORE], two[2];
                 const unsigned* own = raw + (y == 0 ? 2 * half : CORE + 3 + 2 * half) * T::PITCH;
-                merge_lines<SIZE, 4>([&](int quad, auto& list) {
-                    load_list(lists + (T::LINE + 4 * which) * COUNT + quad, COUNT, list);
-                }, own + 4 * (QUADS + 1), middle);
+                TileKey middle[CORE], two[2];
+                merge_lines<SIZE, 4>(lists + (T::LINE + 8 * y + 4 * half) * COUNT, own + REST, middle);
                 two[0] = {own[column_at]}, two[1] = {own[column_at + 1]};
                 exchange(two[0], two[1]);
                 merge<0, CORE + 2>(middle, two, line[y]);
@@ -240,8 +222,6 @@ __device__ inline void tile_medians(const unsigned* raw, const unsigned* lists, 
                 }
             }
         }
-#pragma unroll
-        for (int i = 0; i < KEPT42; ++i) upper[i] = lower[i];
     }
 }
 
@@ -259,24 +239,50 @@ __global__ void __launch_bounds__(32 * Tile<SIZE>::DOWN, 8 / Tile<SIZE>::DOWN) m
     out += blockIdx.z * static_cast<long long>(task.out_rows) * task.out_columns;
     // The first list begins one sample before the first result's window.
     constexpr int EACH = (T::PITCH + 31) / 32;
-    int from_x[2][EACH];
+    const int top = y0 + task.first_y, left = x0 + task.first_x - 1;
+    if (top >= 0 && left >= 0 && top + T::LINES <= task.rows && left + TILE_SPAN + T::PITCH <= task.columns) {
+        const Sample* row = in + static_cast<long long>(top + warp) * task.columns + left + lane;
 #pragma unroll
-    for (int strip = 0; strip < 2; ++strip)
+        for (int k = 0; k < T::LINES; k += T::DOWN) {
+            if (warp + k < T::LINES) {
 #pragma unroll
-        for (int j = 0; j < EACH; ++j)
-            from_x[strip][j] = border_index(x0 + strip * TILE_SPAN + task.first_x - 1 + lane + 32 * j, task.columns, task.mode_x);
-#pragma unroll 3
-    for (int y = warp; y < T::LINES; y += T::DOWN) {
-        const int from_y = border_index(y0 + task.first_y + y, task.rows, task.mode_y);
-        const Sample* row = in + static_cast<long long>(from_y) * task.columns;
-#pragma unroll
-        for (int j = 0; j < EACH; ++j) {
-            unsigned key[2];
-#pragma unroll
-            for (int strip = 0; strip < 2; ++strip)
-                key[strip] = key_of(from_y < 0 || from_x[strip][j] < 0 ? cval : row[from_x[strip][j]]);
-            if (lane + 32 * j < T::PITCH) raw[y * T::PITCH + lane + 32 * j] = key[0] | key[1] << 16;
+                for (int j = 0; j < EACH; ++j)
+                    if (lane + 32 * j < T::PITCH)
+                        raw[(warp + k) * T::PITCH + lane + 32 * j] = key_of(row[32 * j]) | key_of(row[32 * j + TILE_SPAN]) << 16;
+            }
+            row += static_cast<long long>(T::DOWN) * task.columns;
         }
+    } else {
+        int from_x[2][EACH];
+#pragma unroll
+        for (int strip = 0; strip < 2; ++strip)
+#pragma unroll
+            for (int j = 0; j < EACH; ++j)
+                from_x[strip][j] = border_index(left + strip * TILE_SPAN + lane + 32 * j, task.columns, task.mode_x);
+#pragma unroll 3
+        for (int y = warp; y < T::LINES; y += T::DOWN) {
+            const int from_y = border_index(top + y, task.rows, task.mode_y);
+            const Sample* row = in + static_cast<long long>(from_y) * task.columns;
+#pragma unroll
+            for (int j = 0; j < EACH; ++j) {
+                unsigned key[2];
+#pragma unroll
+                for (int strip = 0; strip < 2; ++strip)
+                    key[strip] = key_of(from_y < 0 || from_x[strip][j] < 0 ? cval : row[from_x[strip][j]]);
+                if (lane + 32 * j < T::PITCH) raw[y * T::PITCH + lane + 32 * j] = key[0] | key[1] << 16;
+            }
+        }
+    }
+    {
+        // Into L2: the lines of the block that this multiprocessor computes next, four times 128 bytes of each.
+        unsigned multiprocessors;
+        asm("mov.u32 %0, %%nsmid;" : "=r"(multiprocessors));
+        const unsigned next = blockIdx.x + gridDim.x * blockIdx.y + multiprocessors * (8 / T::DOWN);
+        const int line = thread / 4, y = static_cast<int>(next / gridDim.x) * (TILE_SIDE * T::DOWN) + task.first_y + line;
+        constexpr int APART = 128 / sizeof(Sample);
+        const int x = static_cast<int>(next % gridDim.x) * (2 * TILE_SPAN) + task.first_x + thread % 4 * APART;
+        if (line < T::LINES && y >= 0 && y < task.rows && x >= 0 && x < task.columns)
+            asm volatile("prefetch.global.L2 [%0];" ::"l"(in + static_cast<long long>(y) * task.columns + x));
     }
     __syncthreads();
 #pragma unroll 1

@@ -29,7 +29,7 @@ def run(image: Any, task: Task, out: Any, stream: Any) -> None:
     size = rows.taps
     down, core = DOWN[size], size - 3
     lists = ACROSS + core // 4 + 1 + core % 4 // 2
-    shared_bytes = 4 * ((SIDE * down + size - 1) * 4 * lists + (12 * core + 24) * lists * down)
+    shared_bytes = 4 * ((SIDE * down + size - 1) * 4 * lists + (12 * core + 32) * lists * down)
     if shared_bytes > shared_bytes_a_block():
         bitsets.run(image, task, out, stream)
         return

@@ -92,14 +92,23 @@ def test_footprints(cupy: Any, monkeypatch: pytest.MonkeyPatch, dtype: str, foot
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "int16"])
 @pytest.mark.parametrize("size", [9, 15, (31, 31), (31, 63)], ids=str)
 def test_few_values(cupy: Any, monkeypatch: pytest.MonkeyPatch, dtype: str, size: Any) -> None:
-    """Whole windows in one bin of a histogram; values of a narrow range, with outliers or without."""
+    """Whole windows in one bin of a histogram; a narrow range of values, with outliers or without, and a wide one."""
     rng = np.random.default_rng(7)
-    for highest, outliers in ((3, 0), (900, 0), (900, 40)):
+    for highest, outliers in ((3, 0), (900, 0), (900, 40), (1 << 16, 0)):
         image = rng.integers(-5 if dtype == "int16" else 0, min(highest, np.iinfo(dtype).max), (97, 211)).astype(dtype)
         image[30:70, 60:140] = 2
         image.reshape(-1)[rng.choice(image.size, outliers)] = np.iinfo(dtype).max
         for percentile in (50.0, 7.0):
             _check(cupy, monkeypatch, image, percentile, size=size)
+
+
+@pytest.mark.sanitize("rank")
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "int16"])
+def test_large_squares_inside_of_the_image(cupy: Any, dtype: str) -> None:
+    """Blocks that read no sample from beyond the edges, and others beside them."""
+    image = samples_of((75, 531), dtype)
+    for size in (9, 11, 13, 15):
+        same_bits(cupy.asnumpy(median_filter(cupy.asarray(image), size)), median_filter(image, size))
 
 
 def test_large_squares_on_devices_with_little_shared_memory(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
