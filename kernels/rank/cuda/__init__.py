@@ -21,7 +21,7 @@ class Variant:
 
     summary: str
     entries: tuple[str, ...]
-    run: Callable[[Any, Task, Any, Any], None]  # (image, task, out, stream)
+    run: Callable[[Any, Task, Any, Any], list[Any] | None]  # (image, task, out, stream); arrays between launches
     applies: Callable[[Task], bool] = lambda task: True
 
 
@@ -55,7 +55,10 @@ def filtered(
         return None
     if known is not None and cupy.cuda.runtime.getDevice() == image.data.device_id:
         current = cupy.cuda.get_current_stream() if stream is None else stream
-        known.launch([array.data.ptr for array in _arrays(image, out, difference)], current.ptr)
+        with current:  # the pool hands freed memory to later work on the same stream only
+            made = [cupy.cuda.alloc(size) for size in known.made_bytes]
+        pointers = [array.data.ptr for array in _arrays(image, out, difference)]
+        known.launch([*pointers, *(memory.ptr for memory in made)], current.ptr)
         if difference is not None:
             difference.is_done = True
         return out
@@ -66,6 +69,7 @@ def filtered(
         if variant is not None and not VARIANTS[variant].applies(task):
             raise ValueError(f"variant {variant!r} cannot filter {task.dtype} with windows of {task.taps}")
         takes = variant is None and difference is not None and (opens or extremes.applies(task))
+        run: Callable[[], list[Any] | None]
         if takes:
             run = partial(extremes.run, source, task, out, current, difference)
         else:

@@ -125,13 +125,13 @@ def test_a_gpu_gives_the_bits_of_the_cpu(name: str, dtype: str) -> None:
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "int16", "float32"])
 @pytest.mark.parametrize("name", [each for each in NAMES if each not in ("grey_erosion", "grey_dilation")])
 def test_a_gpu_opens_in_one_pass(name: str, dtype: str) -> None:
-    """Windows of both steps beyond every edge, and larger than the image."""
+    """Windows of both steps beyond every edge, and larger than the image; those of many rows in two steps."""
     import cupy
 
     for index, shape in enumerate([(97, 512), (61, 331), (2, 35, 1040), (9, 67)]):
         image = samples_of(shape, dtype, index)
         axes = (len(shape) - 2, len(shape) - 1)
-        for size in (3, (1, 5), (9, 1), 15, (21, 7)):
+        for size in (3, (1, 5), (9, 1), 15, (21, 7), (131, 33), (141, 1)):
             for mode in ("reflect", "mirror", "wrap"):
                 found = getattr(ours, name)(cupy.asarray(image), size, axes=axes, mode=mode)
                 expected = getattr(ours, name)(image, size, axes=axes, mode=mode)
@@ -149,7 +149,7 @@ def test_a_gpu_subtracts_rows_of_any_alignment(name: str, dtype: str) -> None:
         image = samples_of((83, columns), dtype)
         given = cupy.empty(image.size + offset, dtype)[offset:].reshape(image.shape)
         given[...] = cupy.asarray(image)
-        for size in (1, 3, 20, 67):
+        for size in (1, 3, 20, 67, 131):
             out = cupy.empty(image.size + 5, dtype)[5 - offset :][: image.size].reshape(image.shape)
             getattr(ours, name)(given, size, nodata=nodata, out=out)
             same_bits(out.get(), getattr(ours, name)(image, size, nodata=nodata), f"{columns} {size}")

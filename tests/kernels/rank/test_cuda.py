@@ -206,7 +206,22 @@ def test_boxes_of_every_size(cupy: Any, dtype: str, columns: int) -> None:
 @pytest.mark.sanitize("rank")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
-    "size", [(51, 51), (54, 9), (52, 30), (2, 2), (3, 1), (1, 101), (101, 1), (64, 128), (301, 7), (16, 1999)], ids=str
+    "size",
+    [
+        (51, 51),
+        (54, 9),
+        (52, 30),
+        (2, 2),
+        (3, 1),
+        (1, 101),
+        (101, 1),
+        (64, 128),
+        (301, 7),
+        (16, 1999),
+        (66, 40),
+        (131, 100),
+    ],
+    ids=str,
 )
 def test_minima_and_maxima_equal_scipy(cupy: Any, dtype: str, size: tuple[int, int]) -> None:
     """Aligned rows and others, windows of even sides, of one axis, and larger than the image."""
@@ -223,6 +238,16 @@ def test_minima_and_maxima_equal_scipy(cupy: Any, dtype: str, size: tuple[int, i
             ):
                 found = cupy.asnumpy(ours(cupy.asarray(values), sides, mode=mode, cval=3))
                 np.testing.assert_array_equal(found, theirs(values, sides, mode=mode, cval=3), f"{shape} {mode}")
+
+
+@pytest.mark.sanitize("rank")
+@pytest.mark.parametrize("dtype", ["uint16", "float32", "float64"])
+def test_volumes_with_windows_of_many_rows(cupy: Any, dtype: str) -> None:
+    """Several passes, of which floats take the later ones as keys."""
+    values = samples_of((5, 83, 96), dtype)
+    for size in ((3, 140, 33), (1, 140, 1), (3, 131, 1)):
+        found = minimum_filter(cupy.asarray(values), size, mode="mirror")
+        same_bits(cupy.asnumpy(found), minimum_filter(values, size, mode="mirror"), f"{size}")
 
 
 @pytest.mark.large

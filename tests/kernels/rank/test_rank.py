@@ -23,6 +23,8 @@ from kernels.rank import (
     percentile_filter,
     rank_filter,
 )
+from kernels.rank.cuda import extremes
+from kernels.rank.task import Rank, Task, folded
 from kernels.smoothing.borders import BORDER_MODES
 from tests.kernels.rank.cases import defined, same_bits, samples_of
 
@@ -288,3 +290,15 @@ def test_other_refusals() -> None:
     image = np.zeros((7, 9), np.uint8)
     with pytest.raises(ValueError, match=r"out shares memory with image"):
         median_filter(image, 3, out=image)
+
+
+def test_windows_of_many_rows_take_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(extremes, "shared_bytes_a_multiprocessor", lambda: 228 << 10)
+    window = {0: (131, "reflect", 0, 1), 1: (101, "reflect", 0, 1)}
+    for dtype, nodata, passes in (("uint16", None, 1), ("float32", None, 1), ("float32", 0.0, 2), ("float64", None, 2)):
+        planes, axes, inner = folded((300, 400), window)
+        task = Task(
+            dtype=np.dtype(dtype), planes=planes, axes=axes, inner=inner, footprint=None, rank=Rank(percentile=0.0),
+            samples=131 * 101, omit_nan=False, nodata=nodata, cval=0,
+        )  # fmt: skip
+        assert len([*extremes._passes(task)]) == passes, (dtype, nodata)

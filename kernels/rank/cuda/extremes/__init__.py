@@ -1,4 +1,4 @@
-"""Minima and maxima of boxes: passes and launches of strip.cuh, box.cuh and, for rows with channels, words.cuh."""
+"""Minima and maxima of boxes: passes and launches of strip.cuh, groups.cuh, box.cuh and, with channels, words.cuh."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from kernels.rank.cuda.gather import C_TYPES, constants
 from kernels.rank.task import SYMMETRIC, Axis, Difference, Task
-from kernels.runtime.launch import kernel, multiprocessors, shared_bytes_a_multiprocessor
+from kernels.runtime.launch import kernel, multiprocessors, shared_bytes_a_block, shared_bytes_a_multiprocessor
 from kernels.smoothing.borders import MODES
 
 ENTRIES = tuple(
@@ -30,6 +30,12 @@ ENTRIES = tuple(
     for keeps in ("false, false", "true, false", "true, true")
     for rows in ((0, 1) if keeps == "true, true" else (0, 1, 2) if name == "float32" else (0, 1, 2, 3))
 )
+ENTRIES += tuple(
+    f"{name}<{C_TYPES[each]}, {least}>"
+    for name in ("extreme_groups", "extreme_tiles")
+    for each in ("uint16", "int16", "float32")
+    for least in ("true", "false")
+)
 ROW_THREADS, ROW_WORDS = 256, 16  # of words.cuh
 BOX_THREADS = 256  # of box.cuh
 BLOCKS = {4: 3, 8: 2}  # of a multiprocessor, by the rows of a group
@@ -45,6 +51,9 @@ VECTOR = 16  # bytes
 MOST = ((160 << 10, 64, 1040), (0, 24, 520))
 ENOUGH_THREADS = 384  # of a multiprocessor
 NARROW_BYTES = 128  # of the samples inside an axis: below this, a warp's columns are no whole lines of memory
+GROUP, GROUP_THREADS = 16, 256  # of groups.cuh
+GROUPED, MOST_GROUPED = {2: 128, 4: 64}, 1024  # rows of a window that are grouped: more, by a sample's bytes; at most
+MANY_ROWS = 64  # more, of pixels with channels, take a pass of their own
 MAX_BLOCKS = (1 << 31) - 1
 MAX_LENGTH = 1 << 30  # of an axis, and of the samples inside one: positions have 32 bits
 
@@ -68,6 +77,7 @@ class BoxTask(ctypes.Structure):
         *((name, ctypes.c_int) for name in ("rows", "out_rows", "tiles", "bands", "band")),
         *((name, ctypes.c_int) for name in ("first_y", "first_x", "mode_y", "mode_x")),
         *((name, ctypes.c_int) for name in ("taps_y", "taps_x", "step", "pair", "inner", "slots")),
+        *((name, ctypes.c_int) for name in ("group_rows", "group_pitch", "span")),
         *((name, ctypes.c_int) for name in ("is_first", "is_last", "omit_nan", "has_nodata")),
         *((name, ctypes.c_int) for name in ("aligned_in", "aligned_out", "subtracts")),
     )
@@ -81,15 +91,17 @@ def applies(task: Task) -> bool:
     return is_short and is_extreme and task.footprint is None and (task.nodata is None or task.dtype.kind == "f")
 
 
-def run(image: Any, task: Task, out: Any, stream: Any, difference: Difference | None = None) -> None:
-    opens = difference is not None and difference.opens
+def run(image: Any, task: Task, out: Any, stream: Any, difference: Difference | None = None) -> list[Any]:
+    """Returns the arrays between passes."""
+    opens, made = difference is not None and difference.opens, list[Any]()
     passes, together = [*_passes(task)], _pixels(task)
     if opens and not _can_open(task):
-        return
-    if not (len(together) == 1 and _run(image, task, out, stream, difference, together, by_strips=True)) and (
+        return made
+    if not (len(together) == 1 and _run(image, task, out, stream, difference, together, made, by_strips=True)) and (
         len(passes) == 1 or not opens
     ):
-        _run(image, task, out, stream, difference, passes, by_strips=opens)
+        _run(image, task, out, stream, difference, passes, made, by_strips=opens)
+    return made
 
 
 def _run(
@@ -99,6 +111,7 @@ def _run(
     stream: Any,
     difference: Difference | None,
     passes: list[ExtremesTask | BoxTask],
+    made: list[Any],
     *,
     by_strips: bool,
 ) -> bool:
@@ -110,7 +123,10 @@ def _run(
     for number, each in enumerate(passes):
         each.is_first, each.is_last = number == 0, number == len(passes) - 1
         each.omit_nan, each.has_nodata = task.omit_nan, task.nodata is not None
-        target = out if each.is_last else cupy.empty(_samples(each), task.dtype)
+        if each.is_last:
+            target = out
+        else:
+            made.append(target := cupy.empty(_samples(each), task.dtype))
         if isinstance(each, ExtremesTask):
             if by_strips:
                 return False
@@ -125,7 +141,11 @@ def _run(
                 each.image_plane, each.image_pitch = (step // other.itemsize for step in other.strides[:2])
             opens = difference is not None and difference.opens
             arguments = (source, target, other, each, *values)
-            if not _launch_strip(each, types, task.dtype.itemsize, stream, arguments, opens):
+            if _is_grouped(task, each.taps_y, each.taps_x, each.columns, each.inner):
+                if opens:  # two steps are as fast
+                    return False
+                made.append(_launch_groups(each, types, task.dtype.itemsize, stream, arguments))
+            elif not _launch_strip(each, types, task.dtype.itemsize, stream, arguments, opens):
                 if by_strips:
                     return False
                 _launch_box(each, types, task.dtype.itemsize, stream, arguments)
@@ -133,6 +153,18 @@ def _run(
                 difference.is_done = True
         source = target
     return True
+
+
+def _is_grouped(task: Task, down: int, across: int, columns: int, inner: int) -> bool:
+    """Whether groups.cuh takes windows of this many rows and columns."""
+    each = VECTOR // task.dtype.itemsize
+    first, *sides = task.taps
+    passes = (first > 1) + (max(sides) > 1 if task.inner == 1 else sum(taps > 1 for taps in sides))
+    is_plain = task.dtype.kind != "f" or (not task.may_miss and passes == 1)
+    *_, most_bytes = next(limits for limits in MOST if limits[0] <= shared_bytes_a_multiprocessor())
+    fits = across == 1 or each < across <= most_bytes // task.dtype.itemsize
+    is_many = GROUPED.get(task.dtype.itemsize, MOST_GROUPED) < down <= MOST_GROUPED
+    return is_plain and is_many and fits and inner == 1 and columns >= each
 
 
 def _can_open(task: Task) -> bool:
@@ -161,28 +193,28 @@ def _passes(task: Task) -> Iterator[ExtremesTask | BoxTask]:
     if task.inner == 1 and (max(rows.taps, columns.taps) > 1 or first.taps == 1):
         if rows.length == rows.taps == 1 and planes < MAX_LENGTH:  # rows of one image
             planes, rows = 1, _whole(none, planes)
-        yield from _box(planes, rows, columns, itemsize)
+        yield from _box(planes, rows, columns, task)
     else:
         if columns.taps > 1 and task.inner * itemsize < NARROW_BYTES:
             yield from _rows(planes * rows.length, columns, task.inner, itemsize)
         elif columns.taps > 1:
-            yield from _box(planes * rows.length, columns, _whole(none, task.inner), itemsize)
+            yield from _box(planes * rows.length, columns, _whole(none, task.inner), task)
         if rows.taps > 1 or max(columns.taps, first.taps) == 1:
-            yield from _box(planes, rows, _whole(none, across), itemsize)
+            yield from _box(planes, rows, _whole(none, across), task)
     if first.taps > 1:
-        yield from _box(task.planes, first, _whole(none, rows.out_length * across), itemsize)
+        yield from _box(task.planes, first, _whole(none, rows.out_length * across), task)
 
 
 def _pixels(task: Task) -> list[ExtremesTask | BoxTask]:
     """Passes along both axes of pixels with channels, of which strips can take one."""
     first, rows, columns = task.axes
-    if task.inner == 1 or first.taps > 1 or columns.taps == 1:
+    if task.inner == 1 or first.taps > 1 or columns.taps == 1 or rows.taps > MANY_ROWS:
         return []
     samples = Axis(
         length=columns.length * task.inner, out_length=columns.out_length * task.inner,
         first=columns.first * task.inner, taps=1, mode=columns.mode,
     )  # fmt: skip
-    passes = [*_box(task.planes * first.length, rows, samples, task.dtype.itemsize)]
+    passes = [*_box(task.planes * first.length, rows, samples, task)]
     passes[0].taps_x, passes[0].inner = columns.taps, task.inner
     return [*passes]
 
@@ -206,10 +238,13 @@ def _rows(planes: int, axis: Axis, inner: int, itemsize: int) -> Iterator[Extrem
         length = axis.out_length + left
 
 
-def _box(planes: int, rows: Axis, columns: Axis, itemsize: int) -> Iterator[BoxTask]:
+def _box(planes: int, rows: Axis, columns: Axis, task: Task) -> Iterator[BoxTask]:
     """Passes of a box over the results of the one before; between them rows begin at whole vectors."""
+    itemsize = task.dtype.itemsize
     each = VECTOR // itemsize
     most, most_bytes = next(limits for shared, *limits in MOST if shared <= shared_bytes_a_multiprocessor())
+    if _is_grouped(task, rows.taps, columns.taps, columns.length, 1):
+        most = rows.taps
     down, pairs, across = _parts(rows.taps, most), list[int](), columns.taps
     while across * itemsize > most_bytes:
         pairs.insert(0, across // 2 // each * each)
@@ -283,6 +318,45 @@ def _launch_box(task: BoxTask, types: str, itemsize: int, stream: Any, arguments
         (task.tiles * task.step * task.bands * task.planes,), (threads,), arguments,
         shared_bytes=threads * bytes_a_thread, stream=stream,
     )  # fmt: skip
+
+
+def _launch_groups(task: BoxTask, types: str, itemsize: int, stream: Any, arguments: Any) -> Any:
+    """Launches the kernels of groups.cuh, for a pass that `_is_grouped`. Returns the array between them."""
+    import cupy
+
+    each = VECTOR // itemsize
+    source, target, image, _, cval, *_ = arguments
+    ends = task.out_pitch, task.out_plane, task.out_columns
+    task.aligned_in = task.in_pitch % each == task.in_plane % each == source.data.ptr % VECTOR == 0
+    task.aligned_out = target.data.ptr % VECTOR == 0 and all(end % each == 0 for end in ends)
+    slack = 0 if task.aligned_out else each - 1  # results before the tile's, of which some are stored with them
+    ahead = slack + (each - 1 if task.first_x % each or slack else 0)
+    lost = (ahead + task.taps_x - 1) // each + (task.taps_x > 1 or ahead > 0)
+    bytes_a_thread = (2 * (each + 1) + 2) * max(4, 2 * itemsize) + 4 * each
+    most = min(GROUP_THREADS, shared_bytes_a_block() // bytes_a_thread)
+    vectors = -(-(task.out_columns + slack) // each)
+    threads = min(
+        (count for count in range(32, most + 1, 32) if count > lost),
+        key=lambda count: (-(-vectors // (count - lost)) * count, -count),
+    )
+    task.tile = (threads - lost) * each
+    task.tiles = -(-(task.out_columns + slack) // task.tile)
+    task.band, task.bands = GROUP, -(-task.out_rows // GROUP)
+    task.slots = (task.taps_y - 1) // GROUP
+    task.group_rows, task.group_pitch = task.bands - 1 + task.slots, -(-task.columns // each) * each
+    between, task.span = (task.taps_x - 1) // each - 1, 1  # whole threads of a window, at least; and read at once
+    while 2 * task.span <= between and between // task.span > 3:
+        task.span *= 2
+    groups = cupy.empty((task.planes, task.group_rows, 2, task.group_pitch), source.dtype)
+    blocks = -(-task.group_pitch // each // GROUP_THREADS)
+    kernel("rank", f"extreme_groups<{types}>").launch(
+        (blocks * task.group_rows * task.planes,), (GROUP_THREADS,), (source, groups, task, cval), stream=stream
+    )
+    kernel("rank", f"extreme_tiles<{types}>").launch(
+        (task.tiles * task.bands * task.planes,), (threads,), (source, target, image, groups, task, cval),
+        shared_bytes=threads * bytes_a_thread, stream=stream,
+    )  # fmt: skip
+    return groups
 
 
 def _launch_strip(task: BoxTask, types: str, itemsize: int, stream: Any, arguments: Any, opens: bool) -> bool:

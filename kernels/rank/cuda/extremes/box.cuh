@@ -124,7 +124,7 @@ __global__ void __launch_bounds__(BOX_THREADS, ROWS == 8 ? 2 : 3) extreme_box(
     const Word<Sample> beyond = SAMPLES_A_WORD<Sample> == 1 ? key : bits_of(cval);  // the constant as the first pass leaves it
     if (!task.is_first) cval = sample_in<Sample>(key, 0);
 
-    Band<Sample> band(in, out, image, task, blockIdx.x, thread, threads, from);
+    Band<Sample> band(in, out, image, task, blockIdx.x, thread, threads, from, true);
     if (band.total == 0) return;
     band.settle(__syncthreads_or(band.is_far));
     const int total = band.total, ahead = band.ahead;

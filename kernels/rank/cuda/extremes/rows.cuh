@@ -20,6 +20,8 @@ struct BoxTask {
     int taps_y, taps_x, step, pair;
     int inner;  // samples of a pixel of a row, from one of a window to the next
     int slots;  // of a ring
+    int group_rows, group_pitch;  // groups of a plane, and samples from line to line of them
+    int span;                     // of threads that groups.cuh compares at once
     int is_first, is_last, omit_nan, has_nodata;
     int aligned_in, aligned_out;
     int subtracts;  // 1: the results from an image, 2: an image from the results
@@ -124,9 +126,10 @@ struct Band {
     bool is_inside, is_idle, is_edge, is_plain, is_far;
     bool gathers = false, fills = false;  // for all threads
 
-    // Block `rest` of the launch, whose `threads` hold a vector each. `from` gets the columns of samples beyond the edges.
+    // Block `rest` of the launch, whose `threads` hold a vector each; every other band goes upwards if it `may_turn`. `from` gets the
+    // columns of samples beyond the edges.
     __device__ Band(const Sample* in, Sample* out, const Sample* image, const BoxTask& task, unsigned rest, int thread,
-                    int threads, int* from)
+                    int threads, int* from, bool may_turn)
         : task(task), in(in), image(image), out(out) {
         const int tile = rest % task.tiles;
         rest /= task.tiles;
@@ -138,7 +141,7 @@ struct Band {
         total = y0 < y1 ? y1 - y0 + task.taps_y - 1 : 0;
         this->in += plane * task.in_plane, this->out += plane * task.out_plane;
         if (task.subtracts) this->image += plane * task.image_plane;
-        const bool upwards = number % 2 == 1;
+        const bool upwards = may_turn && number % 2 == 1;
         on = upwards ? -task.step : task.step;
         in_y = task.first_y + phase + (upwards ? y0 + total - 1 : y0) * task.step;
         out_y = phase + (upwards ? y1 - 1 : y0) * task.step - (task.taps_y - 1) * on;
