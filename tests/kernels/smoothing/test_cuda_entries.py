@@ -33,7 +33,8 @@ VOLUMES = (
     {"shape": (89, 11), "axes": (0,), "sizes": (5,)},
     {"shape": (17, 67), "axes": (0,), "sizes": (500,)},
     {"shape": (17, 67), "axes": (0,), "sizes": (1300,)},
-    {"shape": (17, 512), "axes": (0,), "sizes": (257,)},  # in pairs of columns
+    {"shape": (17, 67), "axes": (0,), "sizes": (5001,)},
+    {"shape": (17, 67), "axes": (0,), "sizes": (20_011,)},
     {"shape": (11, 2043), "axes": (1,), "sizes": (5,)},
     {"shape": (11, 2903), "axes": (1,), "sizes": (5,)},
     {"shape": (11, 4091), "axes": (1,), "sizes": (5,)},
@@ -102,7 +103,7 @@ def _listed() -> Iterator[tuple[Case, bool]]:
                 usual = aligned == mode % 2
                 yield case(dtype, mode - 6 if keeps else mode, shape=shape, axes=(0, 1), **what), usual
     for dtype, channels in product(DTYPES, COLUMNS):  # windows that fit the largest blocks only
-        yield case(dtype, next(number), shape=(9, 61, channels), axes=(0, 1), sizes=(3, 5600 // channels)), True
+        yield case(dtype, next(number), shape=(9, 61, channels), axes=(0, 1), sizes=(3, 10_500 // channels)), True
     for dtype, what in product(DTYPES, VOLUMES):
         yield case(dtype, next(number), **what), True
 

@@ -70,11 +70,24 @@ def test_repeated_calls_have_the_same_bits(cupy: Any, dtype: str, sigmas: tuple[
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("sizes", [(1023, 1023), (256, 3), (2, 900), (1, 4001), (4001, 1), (1, 20_011), (5000, 257)])
+@pytest.mark.parametrize(
+    "sizes", [(1023, 1023), (256, 3), (2, 900), (1, 4001), (4001, 1), (1, 20_011), (20_011, 1), (5000, 257)]
+)
 def test_wide_boxes_match_the_cpu_bit_by_bit(cupy: Any, dtype: str, sizes: tuple[int, int]) -> None:
     for index, mode in enumerate(BORDER_MODES):
         image = noise((331, 523 + index % 3, (1, 3)[index % 2]), dtype)
         options: dict[str, Any] = {"mode": mode, "cval": 5, "channel_axis": 2, "offset": (3 * index, 7 * index)}
+        got = cupy.asnumpy(box(cupy.asarray(image), sizes, **options))
+        np.testing.assert_array_equal(got, box(image, sizes, **options), strict=True)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("shape", [(1500, 700), (2000, 2051)])
+def test_wide_boxes_of_several_bands_and_lines_a_block_match_the_cpu_bit_by_bit(
+    cupy: Any, dtype: str, shape: tuple[int, int]
+) -> None:
+    for sizes, mode in (((257, 1023), "reflect"), ((511, 5001), "constant"), ((300, 272), "valid")):
+        image, options = noise(shape, dtype), {"mode": mode, "cval": 5, "offset": (3, 9)}
         got = cupy.asnumpy(box(cupy.asarray(image), sizes, **options))
         np.testing.assert_array_equal(got, box(image, sizes, **options), strict=True)
 

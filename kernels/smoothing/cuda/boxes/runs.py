@@ -5,77 +5,133 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-import numpy as np
-
 from kernels.runtime.launch import (
+    blocks_a_multiprocessor,
     blocks_of,
     kernel,
     multiprocessors,
     shared_bytes_a_block,
-    shared_bytes_a_multiprocessor,
 )
-from kernels.smoothing.borders import MODES
 from kernels.smoothing.cuda.block_partition import up_to
 from kernels.smoothing.cuda.boxes import streamed
 from kernels.smoothing.window import RUN, Window
 
-ENTRIES = (
-    *(f"{kernel}<{real}>" for kernel in ("box_run_totals", "box_runs") for real in ("float", "double", "Pair")),
-    *(f"box_run_rows<{real}>" for real in ("float", "double")),
-)
-SCALARS = {"float32": ctypes.c_float, "float64": ctypes.c_double}
-PAIR_BYTES = 8
-THREADS, ROW_THREADS = 256, 512
+# Threads of a block of box_run_rows and blocks a multiprocessor, as registers allow, by bytes of a sample.
+ROW_SHAPES = {4: ((640, 2), (1024, 1)), 8: ((768, 1),)}
+THREADS = 256
 MAX_BLOCKS = 1 << 30  # box_double loops if there is more to do
-MOST_CHANNELS, MOST_LENGTH = 8, 1 << 30  # of box_run_rows, whose positions are numbers of 32 bits
-RUN_WORDS = 2 * RUN + 3  # that it keeps of a run: heads, tails, and sums of runs
-RESERVED_BYTES = 1024  # of shared memory, by the driver, for each block
-THREADS_A_MULTIPROCESSOR = 2048
-MOST_HEIGHT = 4  # runs of a band
-
-
-class Pair(ctypes.Structure):
-    """struct Pair of runs.cuh."""
-
-    _fields_ = (("a", ctypes.c_float), ("b", ctypes.c_float))
+MAX_STRIPS = (1 << 31) - 1
+MOST_LENGTH = 1 << 30  # of box_run_rows, whose positions are numbers of 32 bits
+RUN_WORDS, BORDER_BYTES = 2 * RUN + 3, 8  # that it keeps of a run, and of a sample beyond the edge
+# Runs of a step of box_run_columns, and blocks a multiprocessor: the first that fits so often, or the first that fits.
+COLUMN_SHAPES = {4: ((8, 2), (16, 1)), 8: ((8, 1), (4, 1))}
+COLUMNS = 32  # of a block
+ENTRIES = (
+    *(f"{entry}<{real}>" for entry in ("box_run_totals", "box_runs") for real in ("float", "double")),
+    *(f"box_run_columns<float, {step}, {blocks}>" for step, blocks in COLUMN_SHAPES[4]),
+    *(f"box_run_columns<double, {step}, {blocks}>" for step, blocks in COLUMN_SHAPES[8]),
+    *(f"box_run_rows<float, {threads}, {blocks}>" for threads, blocks in ROW_SHAPES[4]),
+    *(f"box_run_rows<double, {threads}, {blocks}>" for threads, blocks in ROW_SHAPES[8]),
+)
 
 
 class Runs(ctypes.Structure):
     """struct Runs of runs.cuh."""
 
-    _fields_ = tuple((name, ctypes.c_int) for name in ("lead", "steps", "rest", "count", "bands", "height", "outputs"))
+    _fields_ = tuple((name, ctypes.c_int) for name in ("lead", "steps", "rest", "bands", "height", "outputs"))
 
 
 def launch(axis: Any, window: Window, source: Any, target: Any, fill: Any, scale: Any, stream: Any) -> None:
     """One axis's pass. `axis` is struct Axis of smoothing.cu; fill and scale are ctypes values of the arrays' type."""
-    real = streamed.REALS[source.dtype.name]
     runs = Runs(lead=window.lead, steps=(axis.taps - 1) // RUN, rest=(axis.taps - 1) % RUN)
-    runs.count = (runs.lead + axis.out_length + axis.taps - 2) // RUN + 1
-    runs.outputs = _row_outputs(axis, source.dtype.itemsize)
-    if runs.outputs:
-        shared = _row_bytes(axis, runs.outputs, source.dtype.itemsize)
-        blocks = axis.outer * -(-axis.out_length // runs.outputs)
-        kernel("smoothing", f"box_run_rows<{real}>").launch(
-            (blocks,), (ROW_THREADS,), (source, target, axis, runs, fill, scale), shared_bytes=shared, stream=stream
-        )
-        return
-    totals = type(source)((axis.outer, runs.count, axis.inner), source.dtype)
-    columns = axis
-    if source.dtype == np.float32 and axis.inner % 2 == 0 and (source.data.ptr | target.data.ptr) % PAIR_BYTES == 0:
-        real, fill, scale = "Pair", Pair(fill, fill), Pair(scale, scale)
-        columns = type(axis)(*(getattr(axis, name) for name, _ in axis._fields_))
-        columns.inner //= 2
-    threads = columns.outer * columns.inner  # of a row of runs
-    kernel("smoothing", f"box_run_totals<{real}>").launch(
-        (blocks_of(threads * runs.count, THREADS),), (THREADS,), (source, totals, columns, runs, fill), stream=stream
+    args = axis, runs, source, target, fill, scale, stream
+    if not (_launch_rows(*args) if axis.inner < streamed.MIN_COLUMNS else _launch_columns(*args)):
+        _launch_far(*args)
+
+
+def _launch_rows(axis: Any, runs: Runs, source: Any, target: Any, fill: Any, scale: Any, stream: Any) -> bool:
+    itemsize, real = source.dtype.itemsize, streamed.REALS[source.dtype.name]
+    runs.outputs, threads = row_tile(axis, itemsize)
+    if not runs.outputs:
+        return False
+    parts = axis.inner * blocks_of(axis.out_length, runs.outputs)  # tiles of a line, by channel
+    most, blocks = next(shape for shape in ROW_SHAPES[itemsize] if threads <= shape[0])
+    shared = row_bytes(axis.taps, threads, itemsize)
+    resident = min(blocks_a_multiprocessor(shared), most * blocks // threads) * multiprocessors()
+    lines = max(min(axis.outer, resident // parts), 1)  # at once
+    kernel("smoothing", f"box_run_rows<{real}, {most}, {blocks}>").launch(
+        (parts * lines,), (threads,), (source, target, axis, runs, fill, scale), shared_bytes=shared, stream=stream
     )
-    whole = _sums_of(totals, runs.steps - 1, axis, stream)
-    heights = -(-(runs.lead + axis.out_length) // RUN)
-    runs.height = min(max(heights * threads // (THREADS_A_MULTIPROCESSOR * multiprocessors()), 1), MOST_HEIGHT)
-    runs.bands = -(-heights // runs.height)
+    return True
+
+
+def row_tile(axis: Any, itemsize: int) -> tuple[int, int]:
+    """Results of a line that a block of box_run_rows computes at once, and its threads; 0 if too few fit."""
+    if (axis.length + 2 * axis.taps) * axis.inner > MOST_LENGTH:
+        return 0, 0
+    held = (shared_bytes_a_block() - row_bytes(axis.taps, 0, itemsize)) // (RUN_WORDS * itemsize)
+    for most, _ in ROW_SHAPES[itemsize]:
+        room = (min(most, held // 32 * 32) * RUN - (RUN - 1) - (axis.taps - 1)) // RUN * RUN
+        if 2 * room >= min(axis.taps, 2 * axis.out_length):
+            outputs = up_to(blocks_of(axis.out_length, blocks_of(axis.out_length, room)), RUN)
+            return outputs, up_to(blocks_of(RUN - 1 + outputs + axis.taps - 1, RUN), 32)
+    return 0, 0
+
+
+def row_bytes(taps: int, threads: int, itemsize: int) -> int:
+    """Of shared memory: samples of two tiles, sums of runs and of those past a tile's end, and samples beyond edges."""
+    return threads * RUN_WORDS * itemsize + (3 * (taps // RUN + 2) + 1) * itemsize + BORDER_BYTES * (taps + 2 * RUN)
+
+
+def _launch_columns(axis: Any, runs: Runs, source: Any, target: Any, fill: Any, scale: Any, stream: Any) -> bool:
+    itemsize, real = source.dtype.itemsize, streamed.REALS[source.dtype.name]
+    strips = axis.outer * blocks_of(axis.inner, COLUMNS)
+    held = {shape: column_bytes(axis.taps, itemsize, shape[0]) for shape in COLUMN_SHAPES[itemsize]}
+    # A step loads the samples of the next one's heads, so it may not be longer than a window.
+    fitting = [each for each in held if held[each] <= shared_bytes_a_block() and each[0] <= runs.steps]
+    if not fitting or axis.length + 2 * axis.taps > MOST_LENGTH:
+        return False
+    step, blocks = next((each for each in fitting if blocks_a_multiprocessor(held[each]) >= each[1]), fitting[0])
+    shared = held[step, blocks]
+    resident = min(blocks_a_multiprocessor(shared), blocks) * multiprocessors()
+    heights = blocks_of(runs.lead + axis.out_length, RUN)
+    # Few bands, since each also sums the runs of its first window.
+    bands = max(min(resident // strips, 2 * heights // runs.steps), 1)
+    runs.height = blocks_of(heights, bands)
+    runs.bands = blocks_of(heights, runs.height)
+    if strips * runs.bands > MAX_STRIPS:
+        return False
+    kernel("smoothing", f"box_run_columns<{real}, {step}, {blocks}>").launch(
+        (strips * runs.bands,), (COLUMNS * step,), (source, target, axis, runs, fill, scale), shared_bytes=shared,
+        stream=stream,
+    )  # fmt: skip
+    return True
+
+
+def column_bytes(taps: int, itemsize: int, step: int) -> int:
+    """Of shared memory, for tails and the rings of T, of all levels and of M."""
+    whole, size = (taps - 1) // RUN - 1, 4 * step
+    kept = size
+    for bit in range(whole.bit_length() - 2, -1, -1):
+        if size <= (whole >> bit + 1) + step:
+            size *= 2
+        kept += size
+    tails = 2 * (step + 1) * RUN * COLUMNS
+    return (tails + kept * (COLUMNS + 32 // step)) * itemsize
+
+
+def _launch_far(axis: Any, runs: Runs, source: Any, target: Any, fill: Any, scale: Any, stream: Any) -> None:
+    real = streamed.REALS[source.dtype.name]
+    runs_of_line = (runs.lead + axis.out_length + axis.taps - 2) // RUN + 1
+    totals = type(source)((axis.outer, runs_of_line, axis.inner), source.dtype)
+    count = ctypes.c_longlong(runs_of_line)
+    kernel("smoothing", f"box_run_totals<{real}>").launch(
+        (blocks_of(totals.size, THREADS),), (THREADS,), (source, totals, axis, runs, fill, count), stream=stream
+    )
+    whole = doubled(totals, runs.steps - 1, axis.inner, real, stream)
     kernel("smoothing", f"box_runs<{real}>").launch(
-        (blocks_of(threads * runs.bands, THREADS),), (THREADS,),
-        (source, totals, whole, target, columns, runs, ctypes.c_longlong(whole.shape[1]), fill, scale), stream=stream,
+        (blocks_of(target.size, THREADS),), (THREADS,),
+        (source, totals, whole, target, axis, runs, fill, scale, count), stream=stream,
     )  # fmt: skip
 
 
@@ -92,35 +148,3 @@ def doubled(samples: Any, taps: int, inner: int, c_type: str, stream: Any) -> An
         )  # fmt: skip
         done = 2 * done + (bit == "1")
     return sums
-
-
-def _sums_of(totals: Any, taps: int, axis: Any, stream: Any) -> Any:
-    """The sums of `taps` neighbours along the second axis; rows past the last are not used."""
-    outer, count, inner = totals.shape
-    window = Window(axis=1, before=0, after=taps - 1, mode="valid")
-    if window.is_long_box or not streamed.applies(totals.shape, totals.dtype, [window]):
-        return doubled(totals, taps, inner, streamed.REALS[totals.dtype.name], stream)
-    sums = type(totals)((outer, count - taps + 1, inner), totals.dtype)
-    along = type(axis)(
-        outer=outer, length=count, inner=inner, out_length=sums.shape[1], before=0, taps=taps, mode=MODES.index("valid")
-    )
-    scalar = SCALARS[totals.dtype.name]
-    streamed.launch(along, totals, sums, scalar(0), scalar(1), stream)
-    return sums
-
-
-def _row_outputs(axis: Any, itemsize: int) -> int:
-    """Results of a line that a block of box_run_rows computes; 0 if too few fit shared memory."""
-    if axis.inner > MOST_CHANNELS or axis.length + 2 * axis.taps > MOST_LENGTH:
-        return 0
-    for most in (shared_bytes_a_multiprocessor() // 2 - RESERVED_BYTES, shared_bytes_a_block()):
-        room = most // (axis.inner * RUN_WORDS * itemsize) * RUN - 4 * RUN - axis.taps
-        if 2 * room >= min(axis.taps, 2 * axis.out_length):
-            return up_to(blocks_of(axis.out_length, blocks_of(axis.out_length, room)), RUN)
-    return 0
-
-
-def _row_bytes(axis: Any, outputs: int, itemsize: int) -> int:
-    """Of shared memory, for the longest lead."""
-    count = (RUN - 1 + outputs + axis.taps - 2) // RUN + 1
-    return int(count * axis.inner * RUN_WORDS * itemsize)
