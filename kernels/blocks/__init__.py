@@ -9,13 +9,15 @@ Source: c-blosc 1.21, README_CHUNK_FORMAT.rst.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = ["AXES", "BITS", "BLOCK", "BYTES", "FILL", "NO_SHUFFLE", "Places"]
+__all__ = ["AXES", "BITS", "BLOCK", "BYTES", "FILL", "NO_SHUFFLE", "Places", "ZstdRoom"]
 
 AXES = 6
+# As in zstd_format.cuh.
+ZSTD_PART_BYTES = 88
 NO_SHUFFLE, BYTES, BITS = 0, 1, 2
 # A block's `source`: it is not stored, and all its samples have the fill value.
 FILL = -1
@@ -38,3 +40,22 @@ class Places:
     chunk: tuple[int, ...]
     fill_value: Any
     longest: int
+
+
+class ZstdRoom(NamedTuple):
+    """What Zstandard frames need while they are decoded.
+
+    literals  : bytes of those that are encoded or repeated
+    sequences : and one more for each block that may have them
+    """
+
+    frames: int = 0
+    blocks: int = 0
+    literals: int = 0
+    sequences: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Of the scratch memory: three counts, sequences, structs zstd::Part, first blocks, and literals, which are
+        read in words."""
+        return 24 + 8 * self.sequences + ZSTD_PART_BYTES * self.blocks + 4 * self.frames + self.literals + 4

@@ -1,4 +1,4 @@
-"""Blocks to samples on CUDA: launches the kernels of blocks.cu on one stream; only `decode_zstd` waits for them."""
+"""Blocks to samples on CUDA: launches the kernels of blocks.cu on one stream, without waiting."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from kernels.blocks import AXES, Places
+from kernels.blocks import AXES, ZSTD_PART_BYTES, Places, ZstdRoom
 from kernels.runtime.ladder import Variant
 from kernels.runtime.launch import blocks_of, kernel, multiprocessors, on_stream
 
@@ -19,8 +19,6 @@ THREADS = 256
 BYTES_EACH = 16 << 10
 # For a stream, as in zstd_encode.cuh.
 ZSTD_SCRATCH_BYTES = 49216
-# Room is made for blocks of a Zstandard frame of this size, and 8 more; each has a struct zstd::Part.
-ZSTD_BLOCK_BYTES, ZSTD_PART_BYTES = 2048, 88
 TYPES = {1: "unsigned char", 2: "unsigned short", 4: "unsigned", 8: "unsigned long long"}
 
 
@@ -34,9 +32,8 @@ class ZstdScratch(ctypes.Structure):
     """struct zstd::Scratch of zstd_decode.cuh."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("used", "first", "parts")),
-        ("most_parts", ctypes.c_ulonglong),
-        *((name, ctypes.c_void_p) for name in ("literals", "sequences")),
+        *((name, ctypes.c_void_p) for name in ("used", "sequences", "parts", "first", "literals")),
+        *((name, ctypes.c_ulonglong) for name in ("most_parts", "most_literals", "most_sequences")),
     )
 
 
@@ -54,40 +51,35 @@ def copy_streams(streams: Streams, count: int, longest: int, stream: Any) -> Non
     """Copy streams that are stored as they are. longest: the most bytes of one."""
     if count:
         grid = (count, min(blocks_of(longest, BYTES_EACH), 65_535))
-        kernel("blocks", "copy_streams").launch(grid, (THREADS,), (streams,), stream=stream)
+        kernel("blocks", "copy_streams<>").launch(grid, (THREADS,), (streams,), stream=stream)
 
 
 def decode_lz4(streams: Streams, count: int, fault: Any, stream: Any) -> None:
     """Decode streams of LZ4, of any bytes. Lowers `fault`, an int32, to the index of the first that is damaged."""
     if count:
-        kernel("blocks", "decode_lz4").launch((count,), (32,), (streams, fault), stream=stream)
+        kernel("blocks", "decode_lz4<>").launch((count,), (32,), (streams, fault), stream=stream)
 
 
 def decode_zlib(streams: Streams, count: int, fault: Any, stream: Any) -> None:
     """As `decode_lz4`, of zlib with its checksum; the stream may end before `source_bytes`."""
     if count:
-        kernel("blocks", "decode_zlib").launch((count,), (32,), (streams, fault), stream=stream)
+        kernel("blocks", "decode_zlib<>").launch((count,), (32,), (streams, fault), stream=stream)
 
 
-def decode_zstd(streams: Streams, count: int, nbytes: int, fault: Any, stream: Any) -> None:
-    """As `decode_lz4`, of Zstandard frames, which decode to `nbytes` or less in all. `stream` is CuPy's current one; it
-    is waited for, to know how much memory the literals and sequences need."""
+def decode_zstd(streams: Streams, room: ZstdRoom, scratch: Any, fault: Any, stream: Any) -> None:
+    """As `decode_lz4`, of Zstandard frames. Those that need more than `room` are refused; scratch: `room.nbytes`."""
     import cupy
 
-    if not count:
+    if not room.frames:
         return
-    most_parts = nbytes // ZSTD_BLOCK_BYTES + 8 * count
-    used, first = cupy.empty(3, cupy.uint64), cupy.empty(count, cupy.uint32)
-    parts = cupy.empty(ZSTD_PART_BYTES * most_parts, cupy.uint8)
-    cupy.cuda.runtime.memsetAsync(used.data.ptr, 0, used.nbytes, stream.ptr)
-    scratch = ZstdScratch(used.data.ptr, first.data.ptr, parts.data.ptr, most_parts)
-    number = ctypes.c_uint(count)
-    kernel("blocks", "scan_zstd").launch((blocks_of(count, 32),), (32,), (streams, number, scratch), stream=stream)
-    _, literals_bytes, sequences_count = used.get().tolist()
-    literals, sequences = cupy.empty(literals_bytes + 4, cupy.uint8), cupy.empty(sequences_count, cupy.uint64)
-    scratch.literals, scratch.sequences = literals.data.ptr, sequences.data.ptr
-    kernel("blocks", "decode_zstd").launch((min(most_parts, 8 * multiprocessors()),), (64,), (scratch,), stream=stream)
-    kernel("blocks", "execute_zstd").launch((count,), (THREADS,), (streams, scratch, fault), stream=stream)
+    begins = np.cumsum([scratch.data.ptr, 24, 8 * room.sequences, ZSTD_PART_BYTES * room.blocks, 4 * room.frames])
+    given = ZstdScratch(*begins.tolist(), room.blocks, room.literals, room.sequences)
+    cupy.cuda.runtime.memsetAsync(given.used, 0, 24, stream.ptr)
+    args = streams, ctypes.c_uint(room.frames), given
+    kernel("blocks", "scan_zstd<>").launch((blocks_of(room.frames, 32),), (32,), args, stream=stream)
+    decoding = min(max(room.blocks, 1), 8 * multiprocessors())
+    kernel("blocks", "decode_zstd<>").launch((decoding,), (64,), (given,), stream=stream)
+    kernel("blocks", "execute_zstd<>").launch((room.frames,), (THREADS,), (streams, given, fault), stream=stream)
 
 
 def add_rows(decoded: Any, blocks: Any, itemsize: int, row: tuple[int, int], longest: int, stream: Any) -> None:
@@ -103,14 +95,14 @@ def add_rows(decoded: Any, blocks: Any, itemsize: int, row: tuple[int, int], lon
 def encode_lz4(streams: Streams, count: int, stream: Any) -> None:
     """Encode streams as LZ4; `target_bytes` become the encoded bytes, or the stream's own if it would not shrink.
     The targets have room for the streams as they are."""
-    kernel("blocks", "encode_lz4").launch((count,), (32,), (streams,), stream=stream)
+    kernel("blocks", "encode_lz4<>").launch((count,), (32,), (streams,), stream=stream)
 
 
 def encode_zstd(streams: Streams, count: int, scratch: Any, stream: Any) -> None:
     """As `encode_lz4`, to Zstandard frames. scratch: uint8, `ZSTD_SCRATCH_BYTES` for each stream encoded at once."""
     grid = (min(count, scratch.nbytes // ZSTD_SCRATCH_BYTES),)
     args = (streams, ctypes.c_uint(count), scratch)
-    kernel("blocks", "encode_zstd").launch(grid, (32,), args, stream=stream)
+    kernel("blocks", "encode_zstd<>").launch(grid, (32,), args, stream=stream)
 
 
 def place(decoded: Any, blocks: Any, origins: Any, region: Any, places: Places, *, stream: Any = None) -> None:
@@ -178,7 +170,7 @@ def pack_chunks(region: Any, origins: Any, places: Places, packing: Packing, pac
     -1 if these exceed the capacity."""
     pointers = [ctypes.c_void_p(getattr(packed, name)) for name in ("encoded_bytes", "statuses")]
     results = [ctypes.c_void_p(getattr(packed, name)) for name in ("offsets", "starts", "sizes")]
-    kernel("blocks", "measure_chunks").launch((1,), (THREADS,), (*pointers, packing, *results), stream=stream)
+    kernel("blocks", "measure_chunks<>").launch((1,), (THREADS,), (*pointers, packing, *results), stream=stream)
     grid = (packing.chunks * packing.streams, min(blocks_of(packing.block_bytes, BYTES_EACH), 65_535))
     kernel("blocks", f"pack_chunks<{TYPES[region.itemsize]}>").launch(
         grid, (THREADS,), (region, origins, _placing(region, places), packing, packed), stream=stream
@@ -190,12 +182,12 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType(
         "place": Variant(
             summary="decoded blocks to a region, a thread a sample",
             entries=(
-                "copy_streams",
-                "decode_lz4",
-                "decode_zlib",
-                "scan_zstd",
-                "decode_zstd",
-                "execute_zstd",
+                "copy_streams<>",
+                "decode_lz4<>",
+                "decode_zlib<>",
+                "scan_zstd<>",
+                "decode_zstd<>",
+                "execute_zstd<>",
                 *(f"{step}<{name}>" for step in ("add_rows", "place") for name in TYPES.values()),
             ),
             run=lambda task: place(*task),
@@ -203,9 +195,9 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType(
         "pack": Variant(
             summary="a region to Blosc chunks, a thread a sample or a byte",
             entries=(
-                "encode_lz4",
-                "encode_zstd",
-                "measure_chunks",
+                "encode_lz4<>",
+                "encode_zstd<>",
+                "measure_chunks<>",
                 *(f"{step}<{name}>" for step in ("cut", "pack_chunks") for name in TYPES.values()),
             ),
             run=lambda task: pack_chunks(*task, stream=None),

@@ -174,7 +174,8 @@ __device__ bool decode_stream(Input input, Output output) {
     return position == input.end;
 }
 
-extern "C" __global__ void __launch_bounds__(32) decode_lz4(Streams streams, int* fault) {
+template <int = 0>
+__global__ void __launch_bounds__(32) decode_lz4(Streams streams, int* fault) {
     __shared__ unsigned held[HELD / 4];
     constexpr u64 LARGEST = 1u << 30;
     u64 source_bytes = streams.source_bytes[blockIdx.x], target_bytes = streams.target_bytes[blockIdx.x];
@@ -317,7 +318,8 @@ __device__ unsigned encode_stream(const Plain& plain, Encoded out, unsigned* tab
 }
 
 // `target_bytes` become the encoded bytes, or the stream's own number if it does not shrink; the targets have room for it.
-extern "C" __global__ void __launch_bounds__(32) encode_lz4(Streams streams) {
+template <int = 0>
+__global__ void __launch_bounds__(32) encode_lz4(Streams streams) {
     __shared__ unsigned table[1 << HASH_BITS];
     unsigned nbytes = unsigned(streams.source_bytes[blockIdx.x]);
     Plain plain(reinterpret_cast<const u8*>(streams.sources[blockIdx.x]), nbytes);

@@ -371,7 +371,8 @@ __device__ bool inflate(Bits in, Output out, Codes codes) {
     return checksum(out) == __byte_perm(unsigned(in.buffer), 0, 0x0123);
 }
 
-extern "C" __global__ void __launch_bounds__(32) decode_zlib(Streams streams, int* fault) {
+template <int = 0>
+__global__ void __launch_bounds__(32) decode_zlib(Streams streams, int* fault) {
     __shared__ unsigned table[1 << TABLE_BITS];
     __shared__ unsigned near[1 << DISTANCE_BITS];
     __shared__ unsigned sorted[LITERALS + DISTANCES];

@@ -1,11 +1,12 @@
 // Zstandard frames, decoded by a warp for the literals and one for the sequences of each block, and a thread block a frame.
 //
-// Contract: a frame of `source_bytes` decodes to exactly `target_bytes`, or is refused: `fault` becomes the smallest index of
-// a refused frame, and its bytes are undefined. Any bytes may be decoded: every size, table, offset and position is compared
-// with what is left of frame, section and output before it is used, and how many symbols a section has is known before they
-// are decoded. Refused is all that libzstd refuses; also frames with a checksum or a dictionary, several frames in one stream,
-// codes of 12 bits, damage that libzstd overlooks (bits left in a section), frames above 64 MiB, and launches with more
-// blocks than there is room for: 8 a frame and one for each 2 KiB.
+// Contract: a frame of `source_bytes` decodes to exactly `target_bytes`, or it is refused: then `fault` becomes the smallest
+// index of a refused frame, and the frame's output is undefined. The input may be any bytes: every size, table, offset and
+// position is checked against the rest of the frame, the section and the output before it is used, and the number of symbols
+// in a section is known before they are decoded. The kernels refuse every frame that libzstd refuses. They also refuse frames
+// with a checksum or a dictionary, several frames in one stream, codes of 12 bits, damage that libzstd overlooks (bits left
+// in a section), frames above 64 MiB, and frames whose blocks, literals or sequences do not fit the scratch memory. The host
+// counts these before it launches the kernels (`zstd_room` in pipeline/codecs/file_loops.py), so it never waits for the scan.
 //
 // Algorithm, a kernel each; the second and third begin when all of the one before is done:
 //
@@ -15,8 +16,8 @@
 //     |
 //   execute  a thread block a frame: copies literals and matches in windows of 4 KiB
 //
-// A lane decodes sequences one by one. After 32 of them, all lanes find where each begins in the block's output and literals. Offsets that are repeated from an earlier block are not known yet: they are written as which one, and
-// how much less. In a window, every byte looks for its sequence, and so for the byte that it repeats. If that one is in the
+// A lane decodes sequences one by one. After 32 of them, all lanes find where each begins in the block's output and literals.
+// Offsets that are repeated from an earlier block are not known yet: they are written as which one, and how much less. In a window, every byte looks for its sequence, and so for the byte that it repeats. If that one is in the
 // window too, it links to it; links are followed by doubling. So what a match waits for is at most 12 steps away, and long
 // chains of short matches, as the high bytes of images have them, cost no more than others.
 //
@@ -80,11 +81,14 @@ __device__ bool scan_frame(Reader in, u64 target_bytes, unsigned& first, const S
             }
             p.tree = tree;
             p.plain = found.type == RAW ? found.data : nullptr;
-            p.literals = atomicAdd(scratch.used + 1, u64(found.type == RAW ? 0 : found.count));
+            unsigned kept = found.type == RAW ? 0 : found.count;
+            p.literals = atomicAdd(scratch.used + 1, u64(kept));
             p.literal_count = found.count;
             literals_left -= found.count;
             p.sequences = atomicAdd(scratch.used + 2, u64(lengths.count + 1));
             p.sequence_count = lengths.count;
+            if (p.literals + kept > scratch.most_literals) return false;
+            if (p.sequences + lengths.count + 1 > scratch.most_sequences) return false;
             sequences_left -= lengths.count;
         }
         p.type = type;
@@ -210,7 +214,8 @@ __device__ bool execute_frame(unsigned number, const Scratch& scratch, u8* out, 
 
 }  // namespace zstd
 
-extern "C" __global__ void scan_zstd(Streams streams, unsigned count, zstd::Scratch scratch) {
+template <int = 0>
+__global__ void scan_zstd(Streams streams, unsigned count, zstd::Scratch scratch) {
     unsigned frame = blockIdx.x * blockDim.x + threadIdx.x;
     if (frame >= count) return;
     const u8* source = reinterpret_cast<const u8*>(streams.sources[frame]);
@@ -222,7 +227,8 @@ extern "C" __global__ void scan_zstd(Streams streams, unsigned count, zstd::Scra
     scratch.first[frame] = is_right ? first : zstd::NONE;
 }
 
-extern "C" __global__ void __launch_bounds__(64) decode_zstd(zstd::Scratch scratch) {
+template <int = 0>
+__global__ void __launch_bounds__(64) decode_zstd(zstd::Scratch scratch) {
     __shared__ unsigned short codes[1 << zstd::TREE_BITS];
     __shared__ u64 states[zstd::TABLES_SIZE];
     __shared__ u64 weight_states[1 << zstd::WEIGHT_BITS];
@@ -247,7 +253,8 @@ extern "C" __global__ void __launch_bounds__(64) decode_zstd(zstd::Scratch scrat
     }
 }
 
-extern "C" __global__ void __launch_bounds__(zstd::THREADS) execute_zstd(Streams streams, zstd::Scratch scratch, int* fault) {
+template <int = 0>
+__global__ void __launch_bounds__(zstd::THREADS) execute_zstd(Streams streams, zstd::Scratch scratch, int* fault) {
     __shared__ zstd::Execution execution;
     unsigned frame = blockIdx.x, first = scratch.first[frame];
     u8* out = reinterpret_cast<u8*>(streams.targets[frame]);

@@ -465,7 +465,8 @@ __device__ unsigned encode_frame(const Plain& plain, Frame frame, Shared& shared
 }  // namespace to_zstd
 
 // scratch: SCRATCH bytes for each thread block
-extern "C" __global__ void __launch_bounds__(32) encode_zstd(Streams streams, unsigned count, u8* scratch) {
+template <int = 0>
+__global__ void __launch_bounds__(32) encode_zstd(Streams streams, unsigned count, u8* scratch) {
     __shared__ to_zstd::Shared shared;
     for (unsigned i = blockIdx.x; i < count; i += gridDim.x) {
         unsigned nbytes = unsigned(streams.source_bytes[i]), lane = threadIdx.x;

@@ -45,14 +45,13 @@ struct Part {
 static_assert(sizeof(Part) == 88, "as in cuda.py");
 
 // Memory between the kernels. used: how many parts, bytes of literals, and sequences, with one more for each block that has
-// them; zero at first, and known after the scan, when the last two are allocated.
+// them; zero at first, and at most what follows.
 struct Scratch {
-    u64* used;
-    unsigned* first;         // of each frame: its first block, or NONE
+    u64 *used, *sequences;
     Part* parts;
-    u64 most_parts;
+    unsigned* first;         // of each frame: its first block, or NONE
     u8* literals;
-    u64* sequences;
+    u64 most_parts, most_literals, most_sequences;
 };
 
 // Bytes in order. After the end they are zero, and `is_right` is false.

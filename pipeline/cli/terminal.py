@@ -121,6 +121,8 @@ def plan_lines(plan: Mapping[str, Any]) -> list[str]:
     halo = ", ".join(f"{letter} {before}+{after}" for letter, (before, after) in halos)
     further = [f"{name} {_value(value)}" for name, value in image.items() if name not in ("shape", "axes", "dtype")]
     ring = f"{counted(plan['slots'], 'slot')}, {format_bytes(plan['ring_bytes'])} in all"
+    if "codec_bytes" in plan:
+        ring += f" (on the GPU too, and up to {format_bytes(plan['codec_bytes'])} there for codecs)"
     asked = ", ".join(f"{name} {_value(value)}" for name, value in plan["parameters"].items())
     return [
         f"{plan['workload']} {plan['input']} → {plan['output']}",

@@ -15,13 +15,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.blocks import AXES, BLOCK, FILL, NO_SHUFFLE, Places
-from pipeline.codecs.blosc import CODECS, HEADER_BYTES, BloscHeaders
+from kernels.blocks import AXES, BLOCK, FILL, NO_SHUFFLE, Places, ZstdRoom
+from pipeline.codecs.blosc import CODECS, BloscHeaders
 
 _ALIGNMENT_BYTES = 256
 # A stream of LZ4 or zlib is decoded by a warp, one of Zstandard by many: much larger ones leave the GPU idle, and the
 # processor is faster.
 LONGEST_STREAM_BYTES = {"lz4": 1 << 20, "zlib": 1 << 20, "zstd": 4 << 20}
+
+# Of a Zstandard frame: on average, blocks are not smaller, but for 8 of each frame.
+_ZSTD_BLOCK_BYTES = 2048
 
 Memory = NDArray[np.uint8]
 Numbers = NDArray[np.int64]
@@ -42,6 +45,7 @@ class PackedBlocks:
     tables         : offsets of the streams (see `streams`), the blocks and the chunks' origins
     counts         : the number of streams, blocks and chunks
     decoded_bytes  : of all streams side by side
+    room           : for Zstandard
     view           : of the array that the blocks fill, NumPy's or CuPy's, with the axes of the file's chunks
     target         : the part of the chunk's array that is this array
     complete       : fills the rest of the chunk's array
@@ -55,6 +59,7 @@ class PackedBlocks:
     tables: tuple[int, int, int]
     counts: tuple[int, int, int]
     decoded_bytes: int
+    room: ZstdRoom
     places: Places
     view: Callable[[Any], Any]
     target: tuple[slice, ...] | None = None
@@ -170,43 +175,21 @@ class Packing:
         """Find the streams of all blocks of Blosc chunks. NotPackedError if one is damaged: the processor names it."""
         if not any(map(len, self._starts)):
             return
-        columns = np.concatenate(self._blosc_chunks, axis=1)
-        counts = columns[10]
-        of_chunk, first_block = np.repeat(np.arange(len(counts)), counts), np.repeat(np.cumsum(counts) - counts, counts)
-        chunk, nbytes, block_bytes, typesize, shuffle, splits, table_end, at, ends, first, _, has_table = (
-            column[of_chunk] for column in columns
-        )
-        within = np.arange(len(of_chunk)) - first_block
-        number = first + within
-        begins = np.concatenate(self._starts)
-        table = np.flatnonzero(has_table)
-        begins[table] = self._numbers(at[table] + HEADER_BYTES + 4 * number[table])
-        sizes = np.minimum(block_bytes, nbytes - number * block_bytes)
-        splits = np.where((splits > 0) & (sizes == block_bytes), typesize, 1)
-        decoded = sizes // splits
-        if np.any(sizes % splits) or int(decoded.max()) > LONGEST_STREAM_BYTES[self._codec]:
-            raise NotPackedError("blocks that split unevenly, or long streams")
-        targets = self._rooms(columns[2] * counts)[of_chunk] + within * block_bytes
-        if np.any(begins < table_end):
-            raise NotPackedError("a damaged table of blocks")
-        found, at_stream = [], begins
-        for split in range(int(splits.max())):
-            some = np.flatnonzero(splits > split)
-            stream, size, end = at_stream[some] + 4, decoded[some], ends[some]
-            if np.any((stream < 4) | (stream > end)):
-                raise NotPackedError("a damaged table of blocks")
-            lengths = self._numbers(at[some] + stream - 4)
-            if np.any((lengths <= 0) | (lengths > size) | (stream + lengths > end)):
-                raise NotPackedError("a stream of the wrong length")
-            found.append(_streams(at[some] + stream, lengths, targets[some] + split * size, size))
-            at_stream[some] = stream + lengths
-        streams = np.concatenate(found, axis=1)
-        is_stored = streams[1] == streams[3]
-        blocks = _blocks(targets, number * block_bytes, sizes, typesize, shuffle)
-        blocks["chunk"] = chunk
+        from pipeline.codecs.file_loops import blosc_streams
+
+        chunks, starts = np.concatenate(self._blosc_chunks, axis=1), np.concatenate(self._starts)
+        targets = self._rooms(chunks[2] * chunks[10])
+        blocks = np.zeros(len(starts), BLOCK)
+        streams = np.empty((4, int((np.where(chunks[5] > 0, chunks[3], 1) * chunks[10]).sum())), np.uint64)
+        encoded, stored = blosc_streams(
+            self._memory, np.ascontiguousarray(chunks.T), starts, targets, LONGEST_STREAM_BYTES[self._codec],
+            streams.view(np.int64), blocks.view(np.int64).reshape(-1, 4),
+        )  # fmt: skip
+        if encoded < 0:
+            raise NotPackedError("blocks that split unevenly, long streams, or a damaged chunk")
         self._blocks.append(blocks)
-        self._encoded.append(streams[:, ~is_stored])
-        self._stored.append(streams[:, is_stored])
+        self._encoded.append(streams[:, :encoded])
+        self._stored.append(streams[:, streams.shape[1] - stored :])
 
     def packed(self, *, differences: tuple[int, int] | None = None) -> PackedBlocks:
         """Write the tables behind the bytes; for `PackedBlocks`. NotPackedError if they do not fit, or a block is
@@ -214,6 +197,7 @@ class Packing:
         self._look_at_blosc()
         streams = np.concatenate([np.zeros((4, 0), np.uint64), *self._encoded, *self._stored], axis=1)
         encoded, blocks = sum(each.shape[1] for each in self._encoded), np.concatenate(self._blocks)
+        zstd = _zstd_room(self._memory, streams[:, :encoded]) if self._codec == "zstd" else ZstdRoom()
         origins = origin_rows(np.concatenate(self._origins), len(self._chunk))
         tables = []
         for table in (streams, blocks, origins):
@@ -225,7 +209,7 @@ class Packing:
         return PackedBlocks(
             nbytes=self._used, codec=self._codec, encoded=encoded, longest_stored=longest,
             tables=(tables[0], tables[1], tables[2]), counts=(streams.shape[1], len(blocks), len(origins)),
-            decoded_bytes=self._decoded_bytes,
+            decoded_bytes=self._decoded_bytes, room=zstd,
             places=Places(chunk=self._chunk, fill_value=self._fill_value, longest=int(blocks["bytes"].max())),
             view=lambda array: array, differences=differences,
         )  # fmt: skip
@@ -252,17 +236,22 @@ class Packing:
         if any(np.any(size % self._itemsize) for size in sizes):
             raise NotPackedError("blocks that end within samples")
 
-    def _numbers(self, at: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The int32 at these offsets of the memory."""
-        found: NDArray[np.int32] = self._memory[at[:, np.newaxis] + np.arange(4)].view("<i4")[:, 0]
-        return found.astype(np.int64)
-
 
 def origin_rows(origins: Sequence[tuple[int, ...]] | Numbers, axes: int) -> NDArray[np.int32]:
     """As rows of `AXES` numbers, zeros first."""
     rows = np.zeros((len(origins), AXES), np.int32)
     rows[:, AXES - axes :] = origins
     return rows
+
+
+def _zstd_room(memory: Memory, streams: NDArray[np.uint64]) -> ZstdRoom:
+    """Of frames in the memory: as much as they declare, but no more than whole ones need."""
+    from pipeline.codecs.file_loops import zstd_room
+
+    frames, nbytes = streams.shape[1], int(streams[3].sum())
+    blocks, literals, sequences = zstd_room(memory, streams[:2].astype(np.int64)).tolist()
+    blocks = min(blocks, nbytes // _ZSTD_BLOCK_BYTES + 8 * frames)
+    return ZstdRoom(frames, blocks, min(literals, nbytes), min(sequences, nbytes // 3 + blocks))
 
 
 def _streams(sources: Any, source_bytes: Any, targets: Any, target_bytes: Any) -> NDArray[np.uint64]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from pipeline.engine.device_pipeline import slot_bytes
+from pipeline.engine.devices.device import Device
 from pipeline.engine.ledger import job_identity
 from pipeline.engine.output import Output
 from pipeline.workloads.protocol import Budget, JobSpec, OpenJob, Plan, ReadsPacked, Workload
@@ -106,7 +107,8 @@ class PlannedJob:
 
     def describe(self) -> dict[str, Any]:
         """For `--dry-run` and the receipt: numbers in bytes."""
-        first = self.plan.chunks[0]
+        first, device = self.plan.chunks[0], self.device
+        codec_bytes = device.codec_bytes(*self.slot_bytes(self.plan)) if isinstance(device, Device) else 0
         return {
             "workload": self.spec.workload,
             "input": str(self.spec.input),
@@ -121,5 +123,6 @@ class PlannedJob:
             "written_bytes": self.plan.output_bytes,
             "slots": self.slots,
             "ring_bytes": self.ring_bytes,
+            **({"codec_bytes": codec_bytes} if codec_bytes else {}),
             "halvings": self.halvings,
         }

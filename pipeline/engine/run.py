@@ -126,6 +126,10 @@ def plan_job(
     job = open_job(workload, spec) if opening is None else opening(spec)
     try:
         ring_bytes, held_bytes = _shares(job, options.memory_bytes)
+        wanted = device.target_bytes(job.summary.nbytes)
+        if isinstance(device, Device) and unpacks(device, job) and ring_bytes // device.ring_depth * 2 // 3 < wanted:
+            # A chunk whose codecs are on a GPU takes some 5 ms besides its bytes: H200, Zarr of 2 MiB chunks.
+            device = device.with_fewer_lanes()
         limit = ring_bytes // device.ring_depth
         if unpacks(device, job):
             limit -= limit // 3  # see PlannedJob.slot_bytes

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.codecs.packed import ChunkForm, PackedBlocks
+from pipeline.codecs.parallel import for_each
 from pipeline.engine.devices.cuda_driver import Call
 from pipeline.errors import DeviceError, OutOfDeviceMemory, StorageError
 from pipeline.workloads.protocol import ArraySpec, Chunk
 
 # Every array in a buffer is aligned like a CUDA allocation, to a whole number of cache lines.
 ALIGNMENT_BYTES = 256
+_HUGE_PAGE_BYTES = 2 << 20
 
 
 def buffer_bytes(specs: Sequence[ArraySpec]) -> int:
@@ -146,15 +150,43 @@ def allocate_cuda_slot(input_bytes: int, output_bytes: int) -> Slot:
         raise OutOfDeviceMemory(f"the GPU has no room for a slot of {needed} bytes; lower --memory") from error
     try:
         return Slot(pinned(input_bytes), pinned(output_bytes), CudaSlot(device_input, device_output))
-    except runtime_error as error:
+    except (OSError, runtime_error) as error:
         raise DeviceError(f"no pinned memory for a slot: {error}; lower --memory") from error
 
 
+class _HugePages(mmap.mmap):
+    """Memory in huge pages if the system has any: it clears and pins them in a fraction of the time of small ones."""
+
+    release: Callable[[], None] | None = None  # unpins it
+
+    def __del__(self) -> None:
+        if self.release is not None:
+            with suppress(Exception):  # CUDA may have ended before, as the process does
+                self.release()
+
+
 def pinned(nbytes: int) -> NDArray[np.uint8]:
+    """Host memory that a GPU copies from and to."""
     import cupy
 
-    memory = cupy.cuda.PinnedMemoryPointer(cupy.cuda.PinnedMemory(max(nbytes, 1)), 0)
-    return np.frombuffer(memory, np.uint8, max(nbytes, 1))
+    if nbytes < _HUGE_PAGE_BYTES:
+        memory = cupy.cuda.PinnedMemoryPointer(cupy.cuda.PinnedMemory(max(nbytes, 1)), 0)
+        return np.frombuffer(memory, np.uint8, max(nbytes, 1))
+    pages = _HugePages(-1, nbytes + _HUGE_PAGE_BYTES)
+    with suppress(OSError):  # of a kernel without them
+        pages.madvise(mmap.MADV_HUGEPAGE)
+    whole = np.frombuffer(pages, np.uint8)
+    first = -whole.ctypes.data % _HUGE_PAGE_BYTES
+    found = whole[first : first + nbytes]
+    each = 8 * _HUGE_PAGE_BYTES
+
+    def touch(begin: int) -> None:
+        found[begin : begin + each : mmap.PAGESIZE] = 0
+
+    for_each(touch, range(0, nbytes, each), each)  # four at once: 16 double the CPU time
+    cupy.cuda.runtime.hostRegister(found.ctypes.data, nbytes, 0)
+    pages.release = partial(cupy.cuda.runtime.hostUnregister, found.ctypes.data)
+    return found
 
 
 def _carve_device(pointer: Any, specs: Sequence[ArraySpec]) -> list[Any]:

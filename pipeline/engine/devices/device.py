@@ -42,6 +42,9 @@ CLOCK_TRIES = 5
 # 1: one chunk at a time; 2: copies out beside computing; 3: copies in and out beside computing; 5: reading and writing
 # too. With 2 and 3 a ring full of chunks is read, then goes through the device, then is written.
 OVERLAPS = (1, 2, 3, 5)
+# A reader decodes with at most so many times the bytes of a slot's input: for blocks, and Zstandard's literals and
+# sequences. A writer encodes with so many times those of its output, and a number besides for Zstandard.
+_DECODING, _ENCODING, _ENCODER_BYTES = 5, 2, 64 * MIB
 
 
 def good_chunk_bytes(job_bytes: int, chunk_range: tuple[int, int]) -> int:
@@ -126,26 +129,38 @@ class Device(ABC):
         """In the context, this thread's temporary arrays count towards the bound."""
         return nullcontext()
 
+    def with_fewer_lanes(self) -> Device:
+        """The same device with fewer readers and writers if it has many, for larger chunks in the same memory."""
+        return self
+
+    def codec_bytes(self, input_bytes: int, output_bytes: int) -> int:
+        """The most of its memory that decoding and encoding take besides a ring of such slots."""
+        return 0
+
     @abstractmethod
     def describe(self) -> Mapping[str, Any]:
         """The description for the receipt."""
 
 
 class GpuBound:
-    """Memory of a GPU that one job may take: its ring's slots, and a pool for the temporary arrays of its kernels."""
+    """Memory of a GPU that one job may take: its ring's slots, a pool for the temporary arrays of its kernels, and one
+    for those of codecs, so that these cannot take what the job stated for its kernels."""
 
     def __init__(
-        self, memory_bytes: int | None, pool: Any, on_taken: Callable[[int], None], stated_bytes: int | None = None
-    ) -> None:
-        self.pool = pool
+        self, memory_bytes: int | None, pool: Any, codecs: Any, on_taken: Callable[[int], None],
+        stated_bytes: int | None = None,
+    ) -> None:  # fmt: skip
+        self.pool, self.codecs = pool, codecs
         self._memory_bytes, self._stated_bytes = memory_bytes, stated_bytes
-        self._slots_bytes = 0
+        self._slots_bytes = self._codec_bytes = 0
+        self._has_codecs = False
         self._on_taken = on_taken
         self._limit()
 
-    def take(self, slot_bytes: int) -> None:
-        """A slot takes its memory. OutOfDeviceMemory if the bound leaves none."""
+    def take(self, slot_bytes: int, codec_bytes: int = 0) -> None:
+        """A slot takes its memory. OutOfDeviceMemory if the bound leaves none. codec_bytes: see `Device`."""
         self._slots_bytes += slot_bytes
+        self._codec_bytes = codec_bytes
         if self._memory_bytes is not None and self._memory_bytes <= self._slots_bytes:
             raise OutOfDeviceMemory(
                 f"the job's ring takes more than the {format_bytes(self._memory_bytes)} of GPU memory that it may take"
@@ -154,8 +169,21 @@ class GpuBound:
         self.note()
 
     def _limit(self) -> None:
-        left = None if self._memory_bytes is None else self._memory_bytes - self._slots_bytes
-        self.pool.set_limit(size=min(each for each in (left, self._stated_bytes) if each is not None))
+        most, codec_bytes = self._stated_bytes, self._codec_bytes if self._has_codecs else 0
+        if self._memory_bytes is None:
+            self.pool.set_limit(size=most)
+        else:
+            left = self._memory_bytes - self._slots_bytes
+            codec_bytes = min(codec_bytes, left // 4)
+            self.pool.set_limit(size=left - codec_bytes if most is None else min(left - codec_bytes, most))
+            codec_bytes = min(codec_bytes, left - self.pool.total_bytes())  # which no longer grows past the limit
+        self.codecs.set_limit(size=max(codec_bytes, 1))  # 0 would be no limit
+
+    def admit_codecs(self) -> None:
+        """Leave memory to codecs from now on: not all jobs have them."""
+        if not self._has_codecs:
+            self._has_codecs = True
+            self._limit()
 
     def advice(self) -> str:
         """What to do if there is no memory within the bound."""
@@ -165,7 +193,7 @@ class GpuBound:
         return "lower --chunk-bytes"
 
     def note(self) -> None:
-        self._on_taken(self._slots_bytes + self.pool.total_bytes())
+        self._on_taken(self._slots_bytes + self.pool.total_bytes() + self.codecs.total_bytes())
 
 
 class CpuDevice(Device):
@@ -261,24 +289,37 @@ class CudaDevice(Device):
     ) -> CudaDevice:
         twin = copy(self)
         twin._of_thread = _OfThread()  # its memory counts
-        pool = self._cupy.cuda.MemoryPool()
-        twin._bound = GpuBound(memory_bytes, pool, on_taken, stated_bytes)
-        weakref.finalize(twin._bound, pool.free_all_blocks).atexit = False  # CuPy's pools do not by themselves
+        pools = self._cupy.cuda.MemoryPool(), self._cupy.cuda.MemoryPool()
+        twin._bound = GpuBound(memory_bytes, *pools, on_taken, stated_bytes)
+        for pool in pools:
+            weakref.finalize(twin._bound, pool.free_all_blocks).atexit = False  # CuPy's pools do not by themselves
         return twin
 
     @contextmanager
-    def allocating(self) -> Iterator[None]:
+    def allocating(self, *, codecs: bool = False) -> Iterator[None]:
         if self._bound is None:
             yield
             return
-        with self._cupy.cuda.using_allocator(self._bound.pool.malloc):
+        if codecs:
+            self._bound.admit_codecs()
+        pool = self._bound.codecs if codecs else self._bound.pool
+        with self._cupy.cuda.using_allocator(pool.malloc):
             yield
         self._bound.note()
+
+    def with_fewer_lanes(self) -> CudaDevice:
+        twin = copy(self)
+        twin.readers, twin.writers = max(self.readers // 2, 1), max(self.writers // 2, 1)
+        twin.ring_depth = min(self.ring_depth, twin.readers + twin.writers + 1)
+        return twin
+
+    def codec_bytes(self, input_bytes: int, output_bytes: int) -> int:
+        return self.readers * _DECODING * input_bytes + self.writers * (_ENCODING * output_bytes + _ENCODER_BYTES)
 
     def allocate(self, input_bytes: int, output_bytes: int) -> Slot:
         self.enter()
         if self._bound is not None:
-            self._bound.take(input_bytes + output_bytes)
+            self._bound.take(input_bytes + output_bytes, self.codec_bytes(input_bytes, output_bytes))
         return allocate_cuda_slot(input_bytes, output_bytes)
 
     def begin(self) -> None:
@@ -301,9 +342,11 @@ class CudaDevice(Device):
         twin, packed = slot.cuda, slot.packed
         assert twin is not None, "the slot was allocated for another device"
         assert packed is not None, "there are blocks to decode"
+        if packed.decoded_bytes + packed.room.nbytes > _DECODING * len(slot.host_input):
+            return False
         stream, word = self._of_thread.stream, self._of_thread.word
         try:
-            with stream, self.allocating():
+            with stream, self.allocating(codecs=True):
                 unpacking = Unpacking(packed, slot.host_input, twin.output)
                 cuda_driver.make(
                     (
@@ -353,12 +396,13 @@ class CudaDevice(Device):
 
         stream, packer, count = self._of_thread.stream, self._of_thread.packer, len(form.origins)
         host, room, first = slot.host_input.ctypes.data, len(slot.host_input), table_bytes(count)
-        if room < first:
+        samples, most_bytes = twin.outputs(chunk)[0], _ENCODING * len(slot.host_output) + _ENCODER_BYTES
+        if room < first or packer.nbytes(form, samples.itemsize) > most_bytes:
             return None
         try:
-            with stream, self.allocating():
+            with stream, self.allocating(codecs=True):
                 cuda_driver.make((cuda_driver.record(twin.encode_began, stream),))
-                packer.launch(form, twin.outputs(chunk)[0], twin.input, room, stream)
+                packer.launch(form, samples, twin.input, room, stream)
         except self._cupy.cuda.memory.OutOfMemoryError:
             self.encodes = frozenset()  # the processor encodes from now on
             return None

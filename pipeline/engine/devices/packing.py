@@ -72,6 +72,11 @@ class Packer:
         self._memories: dict[BloscLayout, _Memory] = {}
         self._origins: dict[bytes, Any] = {}
 
+    def nbytes(self, form: ChunkForm, itemsize: int) -> int:
+        """About the memory that a region takes while it is encoded."""
+        scratch = _STREAMS_AT_ONCE * ZSTD_SCRATCH_BYTES if form.codec == "zstd" else 0
+        return scratch + 2 * len(form.origins) * int(np.prod(form.chunk)) * itemsize
+
     def launch(self, form: ChunkForm, samples: Any, out: Any, nbytes: int, stream: Any) -> None:
         """Enqueue the encoding of a region's samples into `out`, device memory of `nbytes`: the table, then chunks."""
         region, count = form.view(samples), len(form.origins)

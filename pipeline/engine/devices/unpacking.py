@@ -24,6 +24,7 @@ class Unpacking:
 
         self._packed, self._device = packed, device
         self._decoded = cupy.empty(max(packed.decoded_bytes, 1), cupy.uint8)
+        self._scratch = cupy.empty(packed.room.nbytes if packed.room.frames else 0, cupy.uint8)
         streams = packed.streams(memory)
         streams[0] += np.uint64(device.ptr)
         streams[2] += np.uint64(self._decoded.data.ptr)
@@ -37,7 +38,7 @@ class Unpacking:
         fault = cupy.empty((), cupy.int32)
         cupy.cuda.runtime.memsetAsync(fault.data.ptr, NO_FAULT & 0xFF, fault.nbytes, stream.ptr)
         if packed.codec == "zstd":
-            decode_zstd(self._streams(0), count, packed.decoded_bytes, fault, stream)
+            decode_zstd(self._streams(0), packed.room, self._scratch, fault, stream)
         else:
             decode = decode_zlib if packed.codec == "zlib" else decode_lz4
             decode(self._streams(0), count, fault, stream)

@@ -3,39 +3,14 @@ as the library does, and nothing outside a stream's output is written."""
 
 from __future__ import annotations
 
-import ctypes
-
 import imagecodecs
 import numpy as np
 import pytest
 
-from kernels.blocks.cuda import Streams, decode_lz4, encode_lz4
+from kernels.blocks.cuda import decode_lz4, encode_lz4
+from tests.kernels.blocks.decoders import SIZES, Decoder, OnDevice, contents
 
 pytestmark = pytest.mark.gpu
-
-SIZES = (1, 2, 5, 12, 13, 17, 31, 33, 64, 100, 257, 1031, 4099, 20_011, 150_001)
-GUARD, GUARD_BYTE = 64, 0xA5
-NO_FAULT = 0x7F7F7F7F
-
-
-def contents(rng, size):
-    kind = rng.integers(7)
-    if kind == 0:
-        return np.full(size, rng.integers(256), np.uint8)
-    if kind == 1:
-        return rng.integers(0, 256, size).astype(np.uint8)
-    if kind == 2:
-        return rng.integers(0, 2, size).astype(np.uint8)
-    if kind == 3:
-        return np.resize(rng.integers(0, 256, rng.integers(1, 70)).astype(np.uint8), size)
-    if kind == 4:
-        return np.repeat(rng.integers(0, 256, size), rng.integers(1, 400, size))[:size].astype(np.uint8)
-    noise = (rng.normal(0, 3, size).round() + 100).astype(np.uint8)
-    for _ in range(size // 100 if kind == 5 else 0):  # repetitions from anywhere before
-        length = int(rng.integers(4, min(400, size // 2)))
-        first, second = rng.integers(0, size - length + 1, 2)
-        noise[second : second + length] = noise[first : first + length].copy()
-    return noise
 
 
 def encoded(rng, plain):
@@ -78,56 +53,6 @@ def has_offset_zero(stream):
         at += 2
         length(token & 15)
     return False
-
-
-class OnDevice:
-    """Streams one behind another, at any alignment, and outputs of some sizes with guards between them."""
-
-    decode_streams = staticmethod(decode_lz4)
-
-    def __init__(self, streams, sizes):
-        import cupy
-
-        self.count, self.sizes = len(streams), np.array(sizes)
-        lengths = np.array([len(each) for each in streams])
-        padding = bytes(-int(lengths.sum()) % 4)  # the last word is read as one
-        self.data = cupy.asarray(np.frombuffer(b"".join(map(bytes, streams)) + padding, np.uint8))
-        rooms = self.sizes + 2 * GUARD
-        self.firsts = np.cumsum(rooms) - self.sizes - GUARD
-        self.out = cupy.full(int(rooms.sum()), GUARD_BYTE, cupy.uint8)
-        starts = np.cumsum(lengths) - lengths + self.data.data.ptr
-        rows = starts, lengths, self.firsts + self.out.data.ptr, self.sizes
-        self.table = cupy.asarray(np.stack(rows).astype(np.uint64))
-        self.stream = cupy.cuda.get_current_stream()
-
-    def streams(self, first=0):
-        return Streams(*(ctypes.c_void_p(row.data.ptr + 8 * first) for row in self.table))
-
-    def decode(self, first=0, count=None):
-        """The index of the first fault, or NO_FAULT."""
-        import cupy
-
-        fault = cupy.full((), NO_FAULT, cupy.int32)
-        self.decode_streams(self.streams(first), self.count if count is None else count, fault, self.stream)
-        return int(fault)
-
-    def outputs(self):
-        found, inside = self.out.get(), np.zeros(self.out.size, bool)
-        for first, size in zip(self.firsts, self.sizes, strict=True):
-            inside[first : first + size] = True
-        assert (found[~inside] == GUARD_BYTE).all()
-        return [found[first : first + size] for first, size in zip(self.firsts, self.sizes, strict=True)]
-
-
-@pytest.mark.sanitize("blocks")
-@pytest.mark.parametrize("seed", range(4))
-def test_what_the_library_encodes_is_decoded(seed):
-    rng = np.random.default_rng(seed)
-    plain = [contents(rng, size) for size in SIZES * 20]
-    device = OnDevice([encoded(rng, each) for each in plain], [each.size for each in plain])
-    assert device.decode() == NO_FAULT
-    for found, expected in zip(device.outputs(), plain, strict=True):
-        np.testing.assert_array_equal(found, expected)
 
 
 @pytest.mark.sanitize("blocks")
@@ -189,6 +114,19 @@ def damaged(rng, stream, size):
     return stream, size
 
 
+LZ4 = Decoder(
+    launch=lambda device, first, count, fault: decode_lz4(device.streams(first), count, fault, device.stream),
+    encoded=encoded, by_library=by_library, damaged=damaged, may_refuse=has_offset_zero,
+)  # fmt: skip
+
+
+@pytest.mark.sanitize("blocks")
+@pytest.mark.parametrize("seed", range(4))
+def test_what_the_library_encodes_is_decoded(seed):
+    rng = np.random.default_rng(seed)
+    LZ4.check_encoded(rng, [contents(rng, size) for size in SIZES * 20])
+
+
 CRAFTED = [
     (b"", 1),
     (b"\x00", 1),
@@ -211,29 +149,14 @@ CRAFTED = [
 def test_crafted_streams_are_refused():
     for stream, size in CRAFTED:
         device = OnDevice([np.frombuffer(stream, np.uint8)], [size])
-        assert device.decode() == 0, stream[:20]
+        assert LZ4.decode(device) == 0, stream[:20]
         device.outputs()
     device = OnDevice([b"\x50ABCDE", b"\x10A\x00\x00", b"\x50ABCDE", b""], [5, 20, 5, 1])
-    assert device.decode() == 1, "the first of several"
+    assert LZ4.decode(device) == 1, "the first of several"
 
 
 @pytest.mark.sanitize("blocks")
 @pytest.mark.parametrize("seed", range(4))
 def test_damaged_streams_decode_as_by_the_library_or_are_refused(seed):
     rng = np.random.default_rng(100 + seed)
-    plain = [contents(rng, size) for size in SIZES * 40]
-    cases = [damaged(rng, encoded(rng, each), each.size) for each in plain]
-    streams, sizes = zip(*cases, strict=True)
-    device = OnDevice(streams, sizes)
-    first = device.decode()
-    at_once = [each.copy() for each in device.outputs()]
-    refused = [device.decode(number, 1) != NO_FAULT for number in range(device.count)]
-    assert first == refused.index(True)
-    for stream, size, is_refused, *found in zip(streams, sizes, refused, at_once, device.outputs(), strict=True):
-        expected = by_library(stream, size)
-        if is_refused:
-            assert expected is None or has_offset_zero(stream)
-        else:
-            for each in found:
-                np.testing.assert_array_equal(each, expected)
-    assert len(refused) // 4 < sum(refused) < len(refused)
+    LZ4.check_damaged(rng, [contents(rng, size) for size in SIZES * 40])

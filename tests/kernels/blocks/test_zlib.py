@@ -10,25 +10,11 @@ import numpy as np
 import pytest
 
 from kernels.blocks.cuda import decode_zlib
-from tests.kernels.blocks.test_lz4 import NO_FAULT, SIZES, OnDevice, contents
+from tests.kernels.blocks.decoders import SIZES, Decoder, samples
 
 pytestmark = pytest.mark.gpu
 
 FLUSHES = (zlib.Z_SYNC_FLUSH, zlib.Z_FULL_FLUSH, zlib.Z_PARTIAL_FLUSH)
-
-
-class Device(OnDevice):
-    decode_streams = staticmethod(decode_zlib)
-
-
-def samples(rng, size):
-    """As `contents`; or differences of noise, or bytes of which some are so rare that their codes are long."""
-    kind = rng.integers(4)
-    if kind == 0:
-        return rng.normal(0, 17, size // 2 + 1).round().astype(np.int16).view(np.uint8)[:size]
-    if kind == 1:
-        return np.minimum(rng.geometric(0.5, size) * 8 + rng.integers(0, 3, size), 255).astype(np.uint8)
-    return contents(rng, size)
 
 
 def encoded(rng, plain):
@@ -80,38 +66,25 @@ def damaged(rng, stream, size):
     return data, size
 
 
+ZLIB = Decoder(
+    launch=lambda device, first, count, fault: decode_zlib(device.streams(first), count, fault, device.stream),
+    encoded=encoded, by_library=by_library, damaged=damaged, may_refuse=lambda stream: False,
+)  # fmt: skip
+
+
 @pytest.mark.sanitize("blocks")
 @pytest.mark.parametrize("seed", range(4))
 def test_what_the_library_encodes_is_decoded(seed):
     rng = np.random.default_rng(seed)
-    plain = [samples(rng, size) for size in SIZES * 20]
-    device = Device([encoded(rng, each) for each in plain], [each.size for each in plain])
-    assert device.decode() == NO_FAULT
-    for found, expected in zip(device.outputs(), plain, strict=True):
-        np.testing.assert_array_equal(found, expected)
+    ZLIB.check_encoded(rng, [samples(rng, size) for size in SIZES * 20])
 
 
 @pytest.mark.sanitize("blocks")
 @pytest.mark.parametrize("seed", range(4))
 def test_damage_is_refused_or_decoded_as_by_the_library(seed):
     rng = np.random.default_rng(100 + seed)
-    cases = []
-    for size in SIZES[:-1] * 40:
-        cases.append(damaged(rng, encoded(rng, samples(rng, size)), size))
-    device = Device(*zip(*cases, strict=True))
-    refused = [device.decode(number, 1) != NO_FAULT for number in range(len(cases))]
-    assert 0.5 < np.mean(refused) < 1
-    for (stream, size), is_refused, found in zip(cases, refused, device.outputs(), strict=True):
-        expected = by_library(stream, size)
-        assert is_refused == (expected is None)
-        if expected is not None:
-            np.testing.assert_array_equal(found, expected)
+    ZLIB.check_damaged(rng, [samples(rng, size) for size in SIZES[:-1] * 40])
 
 
 def test_the_first_fault_of_many_streams_is_given():
-    rng = np.random.default_rng(7)
-    plain = [samples(rng, 1031) for _ in range(300)]
-    streams = [encoded(rng, each) for each in plain]
-    for number in (123, 211):
-        streams[number] = streams[number][:-1]
-    assert Device(streams, [1031] * 300).decode() == 123
+    ZLIB.check_first_fault(np.random.default_rng(7))

@@ -7,16 +7,27 @@ import imagecodecs
 import numpy as np
 import pytest
 
+from kernels.blocks import ZstdRoom
 from kernels.blocks.cuda import decode_zstd
-from tests.kernels.blocks.test_lz4 import NO_FAULT, SIZES, OnDevice
-from tests.kernels.blocks.test_zlib import samples
+from pipeline.codecs.file_loops import zstd_room
+from tests.kernels.blocks.decoders import NO_FAULT, SIZES, Decoder, samples
 
 pytestmark = pytest.mark.gpu
 
 
-class Device(OnDevice):
-    def decode_streams(self, streams, count, fault, stream):
-        decode_zstd(streams, count, int(self.sizes.sum()), fault, stream)
+def launch(device, first, count, fault):
+    """In memory for exactly what the host counts."""
+    import cupy
+
+    chosen = slice(first, first + count)
+    counts = zstd_room(device.bytes, np.stack([device.starts[chosen], device.lengths[chosen]]))
+    most = int(device.sizes[chosen].sum()) + 8 * count
+    room = ZstdRoom(count, *np.minimum(counts, most).tolist())
+    scratch = cupy.full(room.nbytes + 64, 0x5A, cupy.uint8)
+    decode_zstd(device.streams(first), room, scratch[: room.nbytes], fault, device.stream)
+    assert (scratch[room.nbytes :] == 0x5A).all()
+    if int(fault) == NO_FAULT:
+        assert scratch[:24].view(cupy.uint64).tolist() == [*room[1:]]
 
 
 def encoded(rng, plain):
@@ -56,36 +67,25 @@ def damaged(rng, stream, size):
     return data, size
 
 
+ZSTD = Decoder(
+    launch=launch,
+    encoded=encoded, by_library=by_library, damaged=damaged, may_refuse=lambda stream: True,
+)  # fmt: skip
+
+
 @pytest.mark.sanitize("blocks")
 @pytest.mark.parametrize("seed", range(4))
 def test_what_the_library_encodes_is_decoded(seed):
     rng = np.random.default_rng(seed)
-    plain = [samples(rng, size) for size in (*SIZES * 15, 300_007)]
-    device = Device([encoded(rng, each) for each in plain], [each.size for each in plain])
-    assert device.decode() == NO_FAULT
-    for found, expected in zip(device.outputs(), plain, strict=True):
-        np.testing.assert_array_equal(found, expected)
+    ZSTD.check_encoded(rng, [samples(rng, size) for size in (*SIZES * 15, 300_007)])
 
 
 @pytest.mark.sanitize("blocks")
 @pytest.mark.parametrize("seed", range(4))
 def test_damage_is_refused_or_decoded_as_by_the_library(seed):
     rng = np.random.default_rng(100 + seed)
-    cases = []
-    for size in SIZES[:-1] * 40:
-        cases.append(damaged(rng, encoded(rng, samples(rng, size)), size))
-    device = Device(*zip(*cases, strict=True))
-    refused = [device.decode(number, 1) != NO_FAULT for number in range(len(cases))]
-    assert 0.5 < np.mean(refused) < 1
-    for (stream, size), is_refused, found in zip(cases, refused, device.outputs(), strict=True):
-        if not is_refused:
-            np.testing.assert_array_equal(found, by_library(stream, size))
+    ZSTD.check_damaged(rng, [samples(rng, size) for size in SIZES[:-1] * 40])
 
 
 def test_the_first_fault_of_many_streams_is_given():
-    rng = np.random.default_rng(7)
-    plain = [samples(rng, 1031) for _ in range(300)]
-    streams = [encoded(rng, each) for each in plain]
-    for number in (123, 211):
-        streams[number] = streams[number][:-1]
-    assert Device(streams, [1031] * 300).decode() == 123
+    ZSTD.check_first_fault(np.random.default_rng(7))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from kernels.blocks.cuda import ZSTD_SCRATCH_BYTES, encode_zstd
-from tests.kernels.blocks.test_lz4 import SIZES, OnDevice, contents
+from tests.kernels.blocks.decoders import SIZES, OnDevice, contents
 
 pytestmark = pytest.mark.gpu
 

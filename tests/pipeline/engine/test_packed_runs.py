@@ -7,7 +7,8 @@ import pytest
 import tifffile
 import zarr
 
-from pipeline.engine.devices.device import CpuDevice
+from pipeline.cli.terminal import plan_lines
+from pipeline.engine.devices.device import CpuDevice, CudaDevice
 from pipeline.engine.run import RunOptions, plan_job, run_job
 from pipeline.errors import InputError
 from pipeline.formats.image import ImageHeader, Region, Storage, format_for_output, open_image
@@ -127,6 +128,36 @@ def test_encoded_chunks_are_files_that_every_reader_opens(tmp_path, image, compr
     for level in range(int(further.get("levels", 1))):
         theirs = zarr.open_group(tmp_path / "b.zarr", mode="r")[str(level)][...]
         np.testing.assert_array_equal(theirs, zarr.open_group(tmp_path / "a.zarr", mode="r")[str(level)][...])
+
+
+def test_a_gpu_has_half_the_lanes_if_its_chunks_would_be_small(tmp_path, image, monkeypatch):
+    gpu = object.__new__(CudaDevice)
+    gpu.readers, gpu.writers, gpu.ring_depth = 4, 8, 13
+    fewer = gpu.with_fewer_lanes()
+    assert (fewer.readers, fewer.writers, fewer.ring_depth, gpu.ring_depth) == (2, 4, 7, 13)
+    store(tmp_path / "in.zarr", image)
+    spec = JobSpec(
+        workload="smooth", input=tmp_path / "in.zarr", output=tmp_path / "out.zarr",
+        parameters=workloads()["smooth"].Parameters(size="3"),
+    )  # fmt: skip
+    many, few = Unpacking(8), Unpacking(2)
+    monkeypatch.setattr(many, "with_fewer_lanes", lambda: few)
+    assert plan_job(spec, many, RunOptions(memory_bytes=1 << 30)).device is many
+    assert plan_job(spec, many, RunOptions(memory_bytes=1 << 24)).device is few
+
+
+def test_the_plan_states_what_codecs_take_of_a_gpu(tmp_path, image, monkeypatch):
+    store(tmp_path / "in.zarr", image)
+    options = RunOptions(memory_bytes=1 << 26)
+    spec = JobSpec(
+        workload="smooth", input=tmp_path / "in.zarr", output=tmp_path / "out.zarr",
+        parameters=workloads()["smooth"].Parameters(size="3"),
+    )  # fmt: skip
+    assert "codec_bytes" not in plan_job(spec, Unpacking(2), options).describe(), "it decodes on the processor"
+    monkeypatch.setattr(Unpacking, "codec_bytes", lambda device, inputs, outputs: 5 << 20)
+    plan = plan_job(spec, Unpacking(2), options).describe()
+    assert plan["codec_bytes"] == 5 << 20
+    assert "on the GPU too, and up to 5.0 MiB there for codecs" in plan_lines(plan)[-1]
 
 
 @pytest.mark.parametrize("compression", ["none", "deflate"])

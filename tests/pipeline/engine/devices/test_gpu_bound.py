@@ -28,7 +28,7 @@ class Pool:
 
 def test_the_ring_leaves_the_rest_to_temporary_arrays():
     pool, taken = Pool(), []
-    bound = GpuBound(10 * MIB, pool, taken.append)
+    bound = GpuBound(10 * MIB, pool, Pool(), taken.append)
     for left in (7, 4, 1):
         bound.take(3 * MIB)
         assert pool.limit == left * MIB
@@ -41,14 +41,32 @@ def test_the_ring_leaves_the_rest_to_temporary_arrays():
 
 def test_what_a_job_states_holds_besides_the_ring_and_within_the_bound():
     pool = Pool()
-    GpuBound(None, pool, print, 6 * MIB).take(100 * MIB)
+    GpuBound(None, pool, Pool(), print, 6 * MIB).take(100 * MIB)
     assert pool.limit == 6 * MIB
-    bound = GpuBound(10 * MIB, pool, lambda nbytes: None, 6 * MIB)
+    bound = GpuBound(10 * MIB, pool, Pool(), lambda nbytes: None, 6 * MIB)
     assert "the job stated 6.0 MiB" in bound.advice()
     for left in (6, 4, 1):
         bound.take(3 * MIB)
         assert pool.limit == left * MIB
     assert bound.advice() == "lower --chunk-bytes"
+
+
+def test_codecs_have_memory_besides_what_a_job_states():
+    pool, codecs, taken = Pool(), Pool(), []
+    bound = GpuBound(None, pool, codecs, taken.append, 6 * MIB)
+    bound.take(MIB, 20 * MIB)
+    bound.admit_codecs()
+    assert (pool.limit, codecs.limit) == (6 * MIB, 20 * MIB)
+    bound = GpuBound(17 * MIB, pool, codecs, taken.append)
+    bound.take(MIB, 20 * MIB)
+    assert (pool.limit, codecs.limit) == (16 * MIB, 1), "not all jobs have codecs, and 0 would be no limit"
+    bound.admit_codecs()
+    assert (pool.limit, codecs.limit) == (12 * MIB, 4 * MIB), "no more than a quarter of what the ring leaves"
+    pool.total, codecs.total = 14 * MIB, 2 * MIB
+    bound.note()
+    assert taken[-1] == 17 * MIB
+    bound.take(0, 20 * MIB)
+    assert (pool.limit, codecs.limit) == (12 * MIB, 2 * MIB), "kernels have taken more before"
 
 
 def test_a_cpu_has_no_memory_of_its_own():
@@ -114,3 +132,35 @@ def test_a_job_on_a_bounded_gpu_makes_the_same_bits(tmp_path):
     assert receipt["halvings"] >= 1
     assert 0 < max(taken) <= bound
     np.testing.assert_array_equal(read_image(tmp_path / "out.npy"), box(samples, 5))
+
+
+@pytest.mark.gpu
+def test_codecs_stay_within_what_the_plan_states(tmp_path):
+    """Every chunk is decoded and encoded there."""
+    from dataclasses import replace
+
+    import numpy as np
+
+    from pipeline.engine.devices.device import CudaDevice
+    from pipeline.engine.run import RunOptions, plan_job, run_job, stream_on_device
+    from pipeline.formats.image import Storage
+    from pipeline.workloads import JobSpec, workloads
+    from tests.images import write_image
+
+    rng, stated = np.random.default_rng(6), 64 * MIB
+    samples = (np.add.outer(np.arange(3001), np.arange(2999)) * 3 + rng.normal(0, 20, (3001, 2999))).astype(np.uint16)
+    write_image(tmp_path / "in.zarr", samples, "YX", storage=Storage(chunks=(512,), compression="zstd"))
+    parameters = workloads()["smooth"].Parameters(size="5", compression="zstd", chunks="512", levels="1")
+    spec = JobSpec(workload="smooth", input=tmp_path / "in.zarr", output=tmp_path / "out.zarr", parameters=parameters)
+    device, taken = CudaDevice(0), []
+    options = RunOptions(memory_bytes=1 << 30, chunk_bytes=16 * MIB)
+    planned = plan_job(spec, device, options)
+
+    def stream(job, plan, ledger, events):
+        bounded = device.bounded(None, taken.append, stated)
+        return stream_on_device(replace(job, device=bounded), plan, ledger, events)
+
+    receipt = run_job(planned, options, stream=stream)
+    assert receipt["stages"]["decode"]["bytes"] == receipt["read_bytes"]
+    assert receipt["stages"]["encode"]["bytes"] == receipt["written_bytes"] == samples.nbytes
+    assert receipt["ring_bytes"] < max(taken) <= receipt["ring_bytes"] + receipt["codec_bytes"] + stated
