@@ -53,7 +53,7 @@ def checked(response: Any) -> Any:
         if response.has_redirect_location:
             detail = f"{url}: redirects to {response.headers['location']}; set MILLRACE_URL to that address"
     if response.status_code == 401:
-        detail = f"{detail}: set MILLRACE_TOKEN to the token that the service's operator gave you"
+        detail = f"{detail}; set MILLRACE_TOKEN to the token that the service's operator gave you"
     kind: type[MillraceError] = ServiceRefused if response.status_code < 500 else ServiceError
     raise kind(detail)
 

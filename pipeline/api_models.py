@@ -154,7 +154,7 @@ class HoldView(BaseModel):
 
 
 class QueueView(BaseModel):
-    """The queue for operators: who waits by a hold, and how many jobs run and are queued."""
+    """The queue for operators: the holds, and how many jobs run and are queued."""
 
     holds: list[HoldView]
     running: int
@@ -230,7 +230,7 @@ class CapView(BaseModel):
 
     kind: str
     name: str
-    what: str
+    what: str  # running, unfinished, or a quota
     value: float
 
 

@@ -181,7 +181,9 @@ def merged(model: type[_Model], flags: Mapping[str, Any], file: Path | None) -> 
         fault = min(error.errors(), key=lambda each: each["type"] != "extra_forbidden")
         name = str(fault["loc"][0])
         if fault["type"] == "missing":
-            raise ParameterError(f"{name}: is not set; give {_flag(name)}, or set it in the file") from error
+            raise ParameterError(
+                f"{name}: is not set; pass {_flag(name)}, or set it in the environment or a TOML file"
+            ) from error
         known_sources = {str(file): f"{file}, key {name}", "default": _flag(name)}
         source = known_sources.get(sources[name], sources[name])
         known = f"there is no such setting; there are {', '.join(model.model_fields)}"
@@ -202,7 +204,7 @@ def explain(fault: Mapping[str, Any]) -> str:
     if fault["type"] == "extra_forbidden":
         return "there is no such parameter"
     if fault["type"] == "missing":
-        return "is needed"
+        return "is required"
     message = str(fault["msg"]).removeprefix("Value error, ").partition(", unable to parse")[0]
     for theirs, ours in _WORDS.items():
         message = message.replace(theirs, ours)

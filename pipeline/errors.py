@@ -5,7 +5,7 @@ MillraceError                 not the user's mistake: exit code 1
 ├── DeviceError               a GPU or its CUDA toolkit failed
 │   └── OutOfDeviceMemory     the chunk did not fit; the engine halves it and tries again
 ├── ClusterError              workers died too often, or the scheduler cannot be reached
-│   └── CommunicatorError     a collective did not finish; the communicator cannot be used any more
+│   └── CommunicatorError     a collective did not finish; the communicator can no longer be used
 │       ├── RankLost          a rank's process or host is gone
 │       ├── DeadlineExceeded  a rank did not join or finish the collective in time
 │       └── Aborted           another rank or the service gave up

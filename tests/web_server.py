@@ -27,7 +27,8 @@ class _Handler(BaseHTTPRequestHandler):
             return
         generation, data = found
         headers = {"ETag": f'"{generation}"', "Last-Modified": _DATE, "x-goog-generation": str(generation)}
-        span = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
+        asked_range = self.headers.get("Range", "") if self.server.has_ranges else ""
+        span = re.fullmatch(r"bytes=(\d+)-(\d*)", asked_range)
         if span is None:
             self._answer(200, data, headers)
             return
@@ -92,12 +93,13 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 class WebServer(ThreadingHTTPServer):
-    """`objects`: their generation and bytes, by path. `is_google`: it lists, too."""
+    """`objects`: their generation and bytes, by path. `is_google`: it lists, too. `has_ranges`: it sends parts."""
 
     daemon_threads = True
 
     def __init__(self, *, is_google: bool = False) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
+        self.has_ranges = True
         self.is_google, self.generation, self.lock = is_google, 0, threading.Lock()
         self.objects: dict[str, tuple[int, bytes]] = {}
         threading.Thread(target=self.serve_forever, args=(0.05,), daemon=True).start()

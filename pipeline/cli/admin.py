@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from pipeline.cli.client import JSON, NOT_OVER_IN_TIME, SECONDS, iso_time
+from pipeline.cli.client import JSON, NOT_OVER_IN_TIME, SECONDS, connected, iso_time
 from pipeline.cli.help import Group
 from pipeline.cli.stdout import say
 from pipeline.config import format_bytes, parse_bytes
@@ -43,9 +43,7 @@ def _body(jobs: tuple[str, ...], owner: str | None, group: str | None, everythin
 
 
 def _asked(path: str, body: dict[str, Any] | None = None) -> Any:
-    from pipeline.client import Client
-
-    with Client() as client:
+    with connected() as client:
         if body is None:
             return client.request("GET", f"/v1/{path}")
         return client.request("POST", f"/v1/{path}", json=body)
@@ -199,10 +197,8 @@ def _cap_line(cap: dict[str, Any]) -> str:
 @JSON
 def usage(since: str | None, until: str | None, daily: bool, as_json: bool) -> None:
     """Show what was used, by user and group. A run counts its time for every device that it could use."""
-    from pipeline.client import Client
-
     asked = {"since": since, "until": until, "daily": "true" if daily else None}
-    with Client() as client:
+    with connected() as client:
         params = {name: value for name, value in asked.items() if value is not None}
         found = client.request("GET", "/v1/usage", params=params)
     if as_json:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sys
 import time as clock
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -19,6 +20,9 @@ from pipeline.cli.local import FILE_PATH, kept
 from pipeline.cli.stdout import say
 from pipeline.config import format_bytes, format_seconds
 from pipeline.errors import MillraceError, ParameterError, ServiceRefused, counted, printable
+
+if TYPE_CHECKING:
+    from pipeline.client import Client
 
 # Exit codes of `wait` and `submit --wait`, besides 0 for success, 1 if the service fails and 2 for a user's mistake.
 JOB_FAILED, JOB_CANCELLED, NOT_OVER_IN_TIME = 3, 4, 5
@@ -39,6 +43,28 @@ class _Seconds(click.FloatRange):
 
 
 SECONDS = _Seconds(0)
+
+
+@contextmanager
+def connected() -> Iterator[Client]:
+    """A client of the service. Refusals name options, as those of `run` do."""
+    from pipeline.client import Client
+
+    try:
+        with Client() as client:
+            yield client
+    except ServiceRefused as refusal:
+        raise ServiceRefused(_with_option(str(refusal))) from refusal
+
+
+def _with_option(refusal: str) -> str:
+    """Names the option in place of the request's field: parameters.size, limits.time_s, after.0."""
+    field, _, rest = refusal.partition(": ")
+    if field == "parameters":  # of several, which the message names
+        return rest
+    option = "--" + re.sub(r"^parameters\.|^limits[., ]+|_bytes$|_s$|\.\d+$", "", field).replace("_", "-")
+    known = [name for param in click.get_current_context().command.params for name in param.opts]
+    return f"{option}: {rest}" if option in known else refusal
 
 
 def wait_options() -> list[click.Option]:
@@ -99,11 +125,9 @@ def submit(
     timeout: float | None, quiet: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Submit a job to the service."""
-    from pipeline.client import Client
-
     if timeout is not None and not wait:
         raise ParameterError("--timeout limits --wait: pass both, or neither")
-    with Client() as client:
+    with connected() as client:
         limits = {"time": time, "memory": memory, "gpu_memory": gpu_memory, "gpus": gpus}
         asked = {
             "priority": priority, "after": after, "after_any": after_any, "webhook": webhook, "group": group,
@@ -136,11 +160,9 @@ def submit(
 @JSON
 def jobs(limit: int, watch: bool, as_json: bool, **filters: str | None) -> None:
     """List jobs, the newest first."""
-    from pipeline.client import Client
-
     if watch and as_json:
         raise ParameterError("--watch prints lines for people: leave --json out, or ask again with it")
-    with Client() as client:
+    with connected() as client:
         if watch:
             _watch(lambda: list(client.jobs(limit=limit, **filters)))
         found = list(client.jobs(limit=limit, **filters))
@@ -155,9 +177,7 @@ def jobs(limit: int, watch: bool, as_json: bool, **filters: str | None) -> None:
 @JSON
 def status(job: str, as_json: bool) -> None:
     """Show one job."""
-    from pipeline.client import Client
-
-    with Client() as client:
+    with connected() as client:
         _show([client.job(job)], as_json, lambda found: "\n".join(_details(found)))
 
 
@@ -165,9 +185,7 @@ def status(job: str, as_json: bool) -> None:
 @JSON
 def wait(job_ids: tuple[str, ...], timeout: float | None, quiet: bool, as_json: bool) -> None:
     """Wait until jobs are over. Exit code 3 if one failed, 4 if one was cancelled, 5 on timeout."""
-    from pipeline.client import Client
-
-    with Client() as client:
+    with connected() as client:
         _wait([client.job(each) for each in job_ids], timeout, quiet, as_json, listed=len(job_ids) > 1)
 
 
@@ -177,9 +195,7 @@ def wait(job_ids: tuple[str, ...], timeout: float | None, quiet: bool, as_json: 
 @JSON
 def logs(job: str, follow: bool, as_json: bool) -> None:
     """Print what happened to a job."""
-    from pipeline.client import Client
-
-    with Client() as client:
+    with connected() as client:
         found = client.job(job)
         events = (each.data for each in found.events() if each.kind != "progress") if follow else iter(found.log())
         for event in events:
@@ -194,10 +210,8 @@ JOBS = click.argument("job_ids", nargs=-1, required=True, metavar="JOB…")
 @JSON
 def cancel(job_ids: tuple[str, ...], as_json: bool) -> None:
     """Cancel jobs and remove their partial outputs."""
-    from pipeline.client import Client, Job
-
-    with Client() as client:
-        _change([client.job(each) for each in job_ids], Job.cancel, as_json)
+    with connected() as client:
+        _change([client.job(each) for each in job_ids], lambda job: job.cancel(), as_json)
 
 
 @click.command()
@@ -205,10 +219,8 @@ def cancel(job_ids: tuple[str, ...], as_json: bool) -> None:
 @JSON
 def retry(job_ids: tuple[str, ...], as_json: bool) -> None:
     """Queue failed or cancelled jobs again; finished chunks are kept."""
-    from pipeline.client import Client, Job
-
-    with Client() as client:
-        _change([client.job(each) for each in job_ids], Job.retry, as_json)
+    with connected() as client:
+        _change([client.job(each) for each in job_ids], lambda job: job.retry(), as_json)
 
 
 @click.command()
@@ -218,13 +230,11 @@ def retry(job_ids: tuple[str, ...], as_json: bool) -> None:
 @JSON
 def result(job: str, path: Path | None, receipt: bool, as_json: bool) -> None:
     """Download a job's output, a file or a folder, to PATH [default: its name, in the working directory]."""
-    from pipeline.client import Client
-
     if receipt and path is not None:
         raise ParameterError(f"--receipt only prints the receipt; PATH {path} is not used: leave one of them out")
     if path == Path("-"):
         raise ParameterError("PATH -: a result is not written to standard output; name a file")
-    with Client() as client:
+    with connected() as client:
         found = client.job(job)
         if receipt:
             say(json.dumps(found.receipt, indent=2))
@@ -237,9 +247,7 @@ def result(job: str, path: Path | None, receipt: bool, as_json: bool) -> None:
 @JSON
 def workers(as_json: bool) -> None:
     """List the service's workers."""
-    from pipeline.client import Client
-
-    with Client() as client:
+    with connected() as client:
         found = client.workers()
     if as_json:
         say(json.dumps(found, indent=2))

@@ -49,7 +49,9 @@ def bench(name: str | None, every: bool, plot: Path | None, report: Path | None,
     _require_gpu()
     device, results = _measured(operations, shown=not as_json)
     if as_json:
-        say(as_text({"device": device, "ladders": results}))
+        from pipeline.engine.receipt import to_json
+
+        say(to_json(_plain({"device": device, "ladders": results})))
     if plot is not None:
         from pipeline.cli.kernels_report import plots
 
@@ -168,14 +170,8 @@ def _rung_line(rung: Rung, *, bound: bool) -> str:
     return f"  {rung.name:24}{1e3 * rung.seconds:>11.4f}{rates}  {where:20}  {'(upper bound)' if bound else rung.bound}"
 
 
-def as_text(value: Any) -> str:
-    """Dataclasses as JSON."""
-    from pipeline.engine.receipt import to_json
-
-    return to_json(_plain(value))
-
-
 def _plain(value: Any) -> Any:
+    """Dataclasses as dictionaries."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return _plain({each.name: getattr(value, each.name) for each in dataclasses.fields(value)})
     if isinstance(value, dict):

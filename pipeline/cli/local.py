@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, nullcontext
@@ -34,7 +35,11 @@ class _FilePathOrUrl(_FilePath):
     name = "path or URL"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        return path_named(value) if is_url(value) else super().convert(value, param, ctx)
+        if is_url(value):
+            return path_named(value)
+        if re.match(r"[A-Za-z][\w+.-]*://", str(value)):
+            self.fail(f"{value}: URLs begin with s3://, gs://, az:// or https://; name a file by its path.", param, ctx)
+        return super().convert(value, param, ctx)
 
 
 FILE_PATH = _FilePath(path_type=Path, readable=False)

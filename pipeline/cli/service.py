@@ -180,12 +180,9 @@ def revoke(who: str, file: Path) -> None:
 
 
 def _of_the_state(command: Callable[..., None]) -> Callable[..., None]:
-    command = click.option("--state-dir", metavar="FOLDER", help="the service's state folder [default: as for serve]")(
-        command
-    )
-    return click.option("--config", type=FILE_PATH, metavar="FILE", help="TOML file with the service's settings")(
-        command
-    )
+    folder = click.option("--state-dir", metavar="FOLDER", help="the service's state folder [default: as for serve]")
+    file = click.option("--config", type=FILE_PATH, metavar="FILE", help="TOML file with the service's settings")
+    return file(folder(command))
 
 
 def _state_dir(config: Path | None, state_dir: str | None) -> Path:

@@ -13,36 +13,9 @@ from pipeline.errors import MillraceError, ParameterError
 from pipeline.metrics.families import counter, gauge, histogram
 from pipeline.metrics.gpu import monitor as gpus
 from pipeline.metrics.pipelines import AtWork, stages, work_of
-from pipeline.metrics.table import STAGES, TABLE
+from pipeline.metrics.table import STAGES
 
-__all__ = [
-    "STAGES",
-    "TABLE",
-    "AtWork",
-    "audit_entries_lost",
-    "audit_error_ratio",
-    "check_port",
-    "collective_bytes",
-    "collective_seconds",
-    "communicator_aborts",
-    "communicator_epoch",
-    "count_error",
-    "gpus",
-    "job_duration",
-    "job_queue_wait",
-    "jobs_finished",
-    "serve",
-    "solver_iterations",
-    "solver_objective",
-    "solver_residual",
-    "stages",
-    "usage_bytes",
-    "usage_device_seconds",
-    "usage_gpu_seconds",
-    "usage_jobs",
-    "work_of",
-    "worker_restarts",
-]
+__all__ = ["STAGES", "AtWork", "gpus", "stages", "work_of"]  # besides what is defined here
 
 jobs_finished = counter("millrace_jobs_finished_total")
 job_duration = histogram("millrace_job_duration_seconds")

@@ -89,9 +89,9 @@ class WorkCount:
         with self._lock:
             self.input_bytes += nbytes
 
-    def written(self, nbytes: int, work: int, chunks: int = 1) -> None:
+    def written(self, nbytes: int, work: int) -> None:
         with self._lock:
-            self.chunks["written"] += chunks
+            self.chunks["written"] += 1
             self.output_bytes += nbytes
             self.work += work
 

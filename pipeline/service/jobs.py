@@ -18,38 +18,6 @@ from dataclasses import dataclass, replace
 
 from pipeline.api_models import State
 
-__all__ = [
-    "ACTIVE",
-    "MOST_ATTEMPTS",
-    "MOST_DEATHS",
-    "MOST_PREEMPTIONS",
-    "Action",
-    "CancelRequested",
-    "Claimed",
-    "Computed",
-    "DependencyFailed",
-    "DependencySucceeded",
-    "Died",
-    "Discard",
-    "Event",
-    "Failed",
-    "IllegalTransition",
-    "Job",
-    "LeaseLost",
-    "Planned",
-    "Preempted",
-    "Progressed",
-    "Published",
-    "Recut",
-    "RetryRequested",
-    "Start",
-    "Stop",
-    "Stopped",
-    "TellDependents",
-    "handle",
-    "submitted",
-]
-
 # Claims of a job whose runs fail through no fault of its own.
 MOST_ATTEMPTS = 3
 # Deaths of a process that a job may have caused, until it finishes another chunk.

@@ -240,18 +240,8 @@ def _executor_settings(settings: ServiceSettings) -> Settings:
         on_cpu = device == "cpu" or not usable_gpus()
         device = "cpu" if on_cpu else "all"
         workers = (workers or 1) if on_cpu else workers
-    return Settings.model_validate(
-        {
-            "device": device,
-            "workers": workers,
-            "threads": settings.threads,
-            "scheduler": settings.scheduler,
-            "scheduler_ca": settings.scheduler_ca,
-            "scheduler_cert": settings.scheduler_cert,
-            "scheduler_key": settings.scheduler_key,
-            "memory": settings.memory,
-        }
-    )
+    shared = {name: getattr(settings, name) for name in Settings.model_fields if hasattr(settings, name)}
+    return Settings.model_validate(shared | {"device": device, "workers": workers})
 
 
 class _StoreFault:

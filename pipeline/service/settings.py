@@ -86,7 +86,7 @@ def _table(form: str) -> Callable[[Any], Any]:
 
 def _networks(value: Any) -> Any:
     """Splits addresses and networks at commas."""
-    parts = [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+    parts = _listed_by_commas(value)
     for part in parts:
         try:
             ip_network(part)

@@ -174,14 +174,12 @@ def in_its_folder(path: Path) -> Iterator[Path]:
         os.close(descriptor)
 
 
-def open_within(folder: int, name: str, flags: int, *, make_folders: bool = False) -> int:
+def open_within(folder: int, name: str, flags: int) -> int:
     """Open `name`, which may have several parts, in an open folder without following any link.
-
-    make_folders : create missing folders on the way
 
     OSError: ELOOP or ENOTDIR if a part is a link.
     """
-    with _last_folder(folder, name, make_folders) as (here, last):
+    with _last_folder(folder, name, make=False) as (here, last):
         return os.open(last, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666, dir_fd=here)
 
 

@@ -307,6 +307,8 @@ def failure(path: ObjectPath, kind: type[MillraceError], error: BaseException) -
     if any(host in text for host in _IMDS):
         anonymous = ", or AWS_SKIP_SIGNATURE=true for a public bucket" if path.scheme == "s3" else ""
         return kind(f"{path}: no credentials were found; set {names}{anonymous}")
+    if "Range request not supported" in text:
+        return kind(f"{path}: the server sends whole files only, and Millrace reads parts; download the file first")
     is_refusal = (status or "").startswith("4") and not (status or "").startswith(_TRY_LATER)
     if isinstance(error, theirs.NotSupportedError) or is_refusal:
         return kind(f"{path}: the server refuses the request ({reason or _first_line(text)}); check the URL")

@@ -102,13 +102,11 @@ class PartialFile(WritableFile):
             self.keep() if opening is Opening.RESUME else self.discard()
             raise
 
-    def publish(self, on_sealed: Callback = no_callback, *, nbytes: int | None = None) -> None:
-        """Sync the file and rename it to its final name. `nbytes`: its length, if less than reserved."""
+    def publish(self, on_sealed: Callback = no_callback) -> None:
+        """Sync the file and rename it to its final name."""
         if not self._publishable:
             raise ValueError(f"{self.path}: only its owner publishes it, and a scratch file is never published")
         with self._in_use() as descriptor, writing(self.final), in_its_folder(self.path) as here:
-            if nbytes is not None:
-                os.ftruncate(descriptor, nbytes)
             os.fsync(descriptor)
             if not is_at(here, descriptor):
                 raise OutputError(f"{self.path}: {_GONE}")
@@ -146,7 +144,7 @@ class PartialFolder(SharedDescriptor):
         path = partial_path(final)
         self.final = final
         self._live = opening is not Opening.JOIN  # owned, and neither published, kept nor discarded
-        if os.path.lexists(final) and not (_is_folder(final) and may_replace(final)):
+        if os.path.lexists(final) and not (final.is_dir() and not final.is_symlink() and may_replace(final)):
             raise OutputError(f"{final}: exists and is not an earlier result; remove it, or choose another name")
         with writing(final), in_its_folder(path) as here:
             if opening is Opening.NEW:
@@ -178,10 +176,10 @@ class PartialFolder(SharedDescriptor):
             except FileNotFoundError as exc:  # files are removed before their folder
                 raise OutputError(f"{self.path}: {_GONE}") from exc
 
-    def open_file(self, name: str, flags: int = os.O_RDONLY, *, make_folders: bool = False) -> int:
+    def open_file(self, name: str, flags: int = os.O_RDONLY) -> int:
         """A descriptor of a file inside, which may lie in subfolders; no link is followed. Raises as `open_within`."""
         with self._in_use() as descriptor:
-            return open_within(descriptor, name, flags, make_folders=make_folders)
+            return open_within(descriptor, name, flags)
 
     def read(self, name: str) -> bytes:
         """The bytes of a file inside. Raises as `open_within`."""
@@ -291,10 +289,6 @@ def settle_older(final: Path) -> None:
 
 def _older_path(final: Path) -> Path:
     return final.with_name(final.name + ".partial.older")
-
-
-def _is_folder(path: Path) -> bool:
-    return path.is_dir() and not path.is_symlink()
 
 
 def _refuse_unless_file(final: Path) -> None:

@@ -21,7 +21,7 @@ def receipt_path(output: Path) -> Path:
 
 
 def ledger_path(output: Path) -> Path:
-    """The folder that says which chunks of an unfinished result are in."""
+    """The folder that lists the finished chunks of an unfinished result."""
     return output.with_name(output.name + ".ledger")
 
 

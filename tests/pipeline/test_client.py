@@ -392,7 +392,7 @@ def test_a_wrong_token_says_what_to_set(tmp_path, monkeypatch):
     monkeypatch.delenv("MILLRACE_TOKEN", raising=False)
     (tmp_path / "tokens").write_text(token_line("ada", "t"))
     with live_service(tmp_path, tokens=Tokens(tmp_path / "tokens")) as (url, _, _):
-        for token, said in ((None, "send Authorization"), ("wrong", "the token is not known here")):
+        for token, said in ((None, "send a token"), ("wrong", "the token is not known here")):
             with Client(url, token=token) as client, pytest.raises(ServiceRefused, match=f"{said}.*set MILLRACE_TOKEN"):
                 client.workers()
         with Client(url, token="t") as client:
@@ -443,7 +443,10 @@ def test_limits_and_the_rest_of_a_submission(service, gate):
             with pytest.raises(ServiceRefused, match=said):
                 client.submit("smooth", "in.npy", "d.npy", limits=wrong)
     refused = run("submit", "smooth", "in.npy", "d.npy", "--webhook", "http://127.0.0.1/").exception
-    assert str(refused) == "webhook: 127.0.0.1:80 is not a host that the service may notify; there are: none"
+    assert (
+        str(refused)
+        == "--webhook: 127.0.0.1:80 is not a host that the service may notify; its operator sets webhook_hosts"
+    )
     said = dict(line.split(None, 1) for line in run("status", again.id).output.splitlines())
     assert said["limits"] == "90 min, 2.0 GiB of memory"
     assert re.fullmatch(r"[\d.]+ s", said["used"])
@@ -507,6 +510,18 @@ def test_an_output_of_no_format_is_told_at_once(service):
     assert refused.exit_code == 2
     assert str(refused).startswith("out.jpg: unsupported image format .jpg; end it with .tif, ")
     assert run("jobs").output == ""
+
+
+def test_a_refused_submission_names_the_option(service):
+    for options, said in (
+        (["--size", "many"], "--size: "),
+        (["--sigma", "1"], "--sigma belongs to --filter gaussian"),
+        (["--memory", "5"], "--memory: must be greater than"),
+        (["--time", "soon"], "--time: 'soon' is not a time"),
+        (["--after", "first"], "--after: must be ids of jobs"),
+    ):
+        refused = run("submit", "smooth", "in.npy", "out.npy", *options).exception
+        assert str(refused).startswith(said), refused
 
 
 def test_settings_are_shown_as_people_write_them(tmp_path, own_settings):

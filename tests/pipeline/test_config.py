@@ -77,7 +77,7 @@ def test_a_wrong_value_names_its_source(tmp_path, monkeypatch, file, environment
         ('data_roots = ["/"]\ncolour = 1', {}, {}, "key colour: there is no such setting; there are state_dir"),
         ('data_roots = ["/"]\nport = 1', {"MILLRACE_PORT": "x"}, {}, "MILLRACE_PORT: "),
         ("", {"MILLRACE_PORT": "x"}, {"data_roots": "/", "port": 70_000}, "--port: "),
-        ("port = 1", {}, {}, "data_roots: is not set; give --data-roots, or set it in the file"),
+        ("port = 1", {}, {}, "data_roots: is not set; pass --data-roots, or set it in the environment or a TOML file"),
         ('[service]\ndata_roots = ["/"]', {}, {}, "key service: there is no such setting; there are state_dir"),
         ("", {}, {"data_roots": "/", "state_dir": ""}, "--state-dir: the name is empty"),
         ("state_dir = 5", {}, {"data_roots": "/"}, "key state_dir: must be the name of a file or folder; got 5"),

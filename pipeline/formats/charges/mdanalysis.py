@@ -280,5 +280,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _one_line(exc: BaseException) -> str:
+    if isinstance(exc, EOFError):
+        return "it ends early"
     text = re.sub(rf"\S*{_LINKS}[^/\s]*/", "", " ".join(str(exc).split())) or type(exc).__name__
     return text if len(text) <= 300 else text[:300] + "…"

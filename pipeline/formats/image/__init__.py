@@ -80,7 +80,7 @@ def create_image(
 
 
 def not_kept(header: ImageHeader, path: Path) -> str | None:
-    """What is known of an image and a file of that name does not state, in words; None if nothing is lost."""
+    """The properties of an image that a file of that name cannot state, in words; None if it states all."""
     known, metadata = header.calibration.facts(header.axes), header.metadata
     place = metadata.get("geo")
     if isinstance(place, GeoTags):

@@ -54,7 +54,7 @@ class SeriesFormat(ABC):
 
     name: ClassVar[str]
     suffixes: ClassVar[tuple[str, ...]]
-    windowed: ClassVar[bool] = False  # it says which values are black and white
+    windowed: ClassVar[bool] = False  # it states the values of black and white
 
     def refusal(self, header: SeriesHeader, path: Path) -> str | None:
         """Why this format cannot hold such a series, and which can; None if it can."""

@@ -11,12 +11,11 @@ from typing import Annotated, Any, Literal, Self
 from fastapi import APIRouter, Depends, Query
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from pipeline.api_models import CancelledView, CapView, HoldView, QueueView, State, UsageView
+from pipeline.api_models import CancelledView, CapView, QueueView, State, UsageView
 from pipeline.service.http.app_state import Service, ThisService
 from pipeline.service.http.identity import Audit, CurrentUser, Operator, operator_of, user_of
 from pipeline.service.http.views import JobId
 from pipeline.service.jobs import ACTIVE, CancelRequested, IllegalTransition
-from pipeline.service.store import Cap
 from pipeline.service.store.limits import HoldKind
 from pipeline.service.store.records import day_of
 
@@ -78,7 +77,7 @@ class CapChange(BaseModel):
 def queue(service: ThisService) -> QueueView:
     """The holds, and how many jobs run and wait."""
     counts = service.store.counts()
-    holds = [HoldView(**vars(each)) for each in service.store.rules(now=time.time()).holds]
+    holds = service.store.rules(now=time.time()).holds
     return QueueView(holds=holds, running=sum(counts[state] for state in ACTIVE), queued=counts[State.QUEUED])
 
 
@@ -127,7 +126,7 @@ def cancel_job(service: Service, job: str, *, by: str) -> None:
 @admin.get("/caps")
 def caps(service: ThisService) -> list[CapView]:
     """The limits that operators have set."""
-    return [CapView(**vars(each)) for each in service.store.rules(now=time.time()).caps]
+    return service.store.rules(now=time.time()).caps
 
 
 @admin.post("/caps")
@@ -136,7 +135,7 @@ def change_cap(service: ThisService, audit: Audit, change: CapChange) -> list[Ca
     if change.value is None:
         service.store.remove_cap(change.kind, change.name, change.what, now=time.time())
     else:
-        service.store.set_cap(Cap(change.kind, change.name, change.what, change.value), now=time.time())
+        service.store.set_cap(change.kind, change.name, change.what, change.value, now=time.time())
     audit(
         "cap",
         kind=change.kind,

@@ -40,7 +40,7 @@ from pipeline.service.http.app_state import Service, ThisService
 from pipeline.service.http.identity import Audit, CurrentUser, Submitter, is_let_in, own_job, user_of, visible_job
 from pipeline.service.http.scrape import TargetGroup, exposition, target_groups
 from pipeline.service.http.users.tokens import User
-from pipeline.service.http.views import Submission, event_view, job_view, progress_view, silent_workers
+from pipeline.service.http.views import Submission, job_view, progress_view, silent_workers
 from pipeline.service.jobs import ACTIVE
 from pipeline.service.reporting.webhooks import check_webhook
 from pipeline.service.roots import DataRoots
@@ -179,7 +179,7 @@ def log(
 ) -> list[EventView]:
     """Events of a job after the one numbered `after`."""
     visible_job(service, user, job)
-    return [event_view(each) for each in service.store.events(job, after=after, limit=limit)]
+    return service.store.events(job, after=after, limit=limit)
 
 
 @v1.get(
@@ -311,7 +311,7 @@ async def _events(service: Service, job: str, after: int, request: Request) -> A
                 page = await run_in_threadpool(partial(store.events, job, after=after, limit=MOST_EVENTS))
                 for event in page:
                     after, quiet = event.number, time.monotonic()
-                    yield f"id: {after}\nevent: {event.kind}\ndata: {event_view(event).model_dump_json()}\n\n"
+                    yield f"id: {after}\nevent: {event.kind}\ndata: {event.model_dump_json()}\n\n"
                 if len(page) == MOST_EVENTS:
                     changed.set()  # there may be more
                     continue

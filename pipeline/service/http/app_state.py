@@ -37,8 +37,8 @@ class Service:
     ready: Callable[[], str | None]
     tokens: Callable[[], Tokens | None] = lambda: None
     audit: AuditLog | None = None
-    stopping: threading.Event = field(default_factory=threading.Event)  # no job is accepted any more
-    closing: threading.Event = field(default_factory=threading.Event)  # no job runs any more: streams end
+    stopping: threading.Event = field(default_factory=threading.Event)  # no further job is accepted
+    closing: threading.Event = field(default_factory=threading.Event)  # the last job has ended: streams end
     sessions: Sessions = field(init=False)
     proxies: Proxies = field(init=False)
     viewing: Viewing = field(init=False, default_factory=Viewing)

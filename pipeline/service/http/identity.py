@@ -45,8 +45,8 @@ async def _known_user(request: Request) -> User:
         held = known.with_digest(began_with) if began_with is not None else None
         found = None if held is None else replace(held.user, by="session")
     if found is None:
-        detail = "the token is not known here, or has expired" if token else "send Authorization: Bearer TOKEN"
-        raise HTTPException(401, detail, {"WWW-Authenticate": 'Bearer realm="millrace"'})
+        fault = "the token is not known here, or has expired" if token else "send a token (Authorization: Bearer TOKEN)"
+        raise HTTPException(401, fault, {"WWW-Authenticate": 'Bearer realm="millrace"'})
     return found
 
 
@@ -63,7 +63,7 @@ async def submitter_of(user: CurrentUser) -> User:
 async def operator_of(user: CurrentUser) -> User:
     """Who makes a request that only operators may make; 403 for others."""
     if not user.is_operator:
-        raise HTTPException(403, f"{user.name} is no operator; ask one")
+        raise HTTPException(403, f"{user.name} is not an operator; ask one")
     return user
 
 

@@ -89,11 +89,9 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     def _http(request: Request, error: HTTPException) -> Response:
         note_refusal(request, error.status_code, str(error.detail))
-        headers = (
-            {**(error.headers or {}), "Allow": _allowed(app, request)} if error.status_code == 405 else error.headers
-        )
+        allowed = {"Allow": _allowed(app, request)} if error.status_code == 405 else {}
         detail = next((said for kind, said in _UNREAD.items() if isinstance(error.__cause__, kind)), error.detail)
-        return answer(request, error.status_code, str(detail), headers)
+        return answer(request, error.status_code, str(detail), {**(error.headers or {}), **allowed})
 
     @app.exception_handler(Exception)
     def _internal(request: Request, error: Exception) -> Response:

@@ -9,13 +9,13 @@ from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
-from pipeline.api_models import SILENT_S, EventView, JobLimits, JobView, ProgressView, StageView
+from pipeline.api_models import SILENT_S, JobLimits, JobView, ProgressView, StageView
 from pipeline.engine.stages import STAGES, StageTotals
 from pipeline.service.jobs import ACTIVE
 from pipeline.service.running.run import UnderWay
-from pipeline.service.store import MOST_OF_AN_ARRAY, NewJob, StoredEvent, StoredJob
+from pipeline.service.store import MOST_OF_AN_ARRAY, NewJob, StoredJob
 
-# Of all jobs of one request: storing them takes a second, in which no other job can be stored.
+# Of all jobs of one request: storing them takes a second, and other jobs wait meanwhile.
 MOST_DEPENDENCIES = 100_000
 # Jobs cannot run if every worker's last heartbeat is older.
 LOST_S = 20.0
@@ -195,7 +195,3 @@ def progress_view(stored: StoredJob, run: UnderWay | None) -> ProgressView:
     done = min(max(run.chunks_done, job.chunks_done), job.chunks or 0)
     stages = stage_views(run.stages, run.seconds)
     return ProgressView(state=job.state, chunks=job.chunks, chunks_done=done, seconds=run.seconds, stages=stages)
-
-
-def event_view(event: StoredEvent) -> EventView:
-    return EventView(**vars(event))

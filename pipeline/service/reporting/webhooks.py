@@ -54,8 +54,8 @@ def check_webhook(url: str, hosts: Sequence[str]) -> None:
     host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname or ""
     allowed = {each.lower() for each in hosts}
     if f"{host}:{port}" not in allowed and (host not in allowed or port != _PORTS[parts.scheme]):
-        known = ", ".join(hosts) or "none"
-        raise ParameterError(f"webhook: {host}:{port} is not a host that the service may notify; there are: {known}")
+        way_out = f"it may notify {', '.join(hosts)}" if hosts else "its operator sets webhook_hosts"
+        raise ParameterError(f"webhook: {host}:{port} is not a host that the service may notify; {way_out}")
 
 
 def read_secret(path: Path) -> bytes:

@@ -196,9 +196,6 @@ class Run:
             self.log(str(error))
             self.on_crowded()
             return Stopped(epoch), None
-        except LimitExceeded as error:
-            metrics.count_error(error)
-            return Failed(epoch, str(error), transient=False), None
         except OutOfDeviceMemory as error:
             metrics.count_error(error)
             limit_bytes = self.limits.gpu_memory_bytes
@@ -206,7 +203,7 @@ class Run:
                 return Failed(epoch, str(error), transient=True), None
             said = f"needs more than the {format_bytes(limit_bytes)} of GPU memory that it may take"
             return Failed(epoch, f"{said}: submit it again with a larger --gpu-memory ({error})", transient=False), None
-        except (UserError, AuditError, OperatorError) as error:
+        except (LimitExceeded, UserError, AuditError, OperatorError) as error:
             for line in error.trace.splitlines() if isinstance(error, OperatorError) else ():
                 self.log(line)
             metrics.count_error(error)
@@ -350,7 +347,7 @@ class Run:
         now = time.monotonic()
         with self._counting:  # several threads write
             self._written += 1
-            # Chunks of an earlier run, which come before the record, are no progress of this one.
+            # Chunks of an earlier run, which come before the record, do not count as progress.
             written, is_due = self._written, self._record is not None and now - self._told_at >= PROGRESS_S
             if is_due:
                 self._told_at = now

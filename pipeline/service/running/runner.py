@@ -430,7 +430,7 @@ class Runner:
             self._sizes.failed(array_id, 1)
             run.release()
             return None
-        except MillraceError as error:  # running alone tells whether it lasts
+        except MillraceError as error:  # running alone shows whether it lasts
             metrics.count_error(error)
             return None
         finally:

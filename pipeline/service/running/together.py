@@ -1,6 +1,6 @@
 """Jobs of one array that run together: small images of one kind are one run, as in `pipeline.engine.many`.
 
-A run together can only succeed: every job that is not published for whatever reason (its file is damaged or of another
+A run together can only succeed: every job that is not published (its file is damaged or of another
 kind, a limit, a lost worker) is queued again and then runs alone, which decides what becomes of it. So are cancelled
 jobs, which the state machine then ends.
 
@@ -112,9 +112,9 @@ def gathered(
     waiting: Callable[[int], Sequence[StoredJob]],
     claim: Callable[[Sequence[StoredJob]], Sequence[StoredJob]],
 ) -> Company | None:
-    """At most so many jobs to run together; None: the run's job runs alone.
+    """Up to `most` jobs to run together; None: the run's job runs alone.
 
-    waiting : further jobs, at most so many
+    waiting : returns up to that many further jobs
     claim   : claims jobs; returns those that were still waiting
 
     Raises StopRequested; ProcessDied if reading the headers takes down the process.
@@ -122,7 +122,7 @@ def gathered(
     try:
         parameters = parameters_of(run.claimed.asked, run.roots)
         first = _wanted(run, run.claimed, parameters)
-    except (UserError, OSError):  # running alone tells what is wrong
+    except (UserError, OSError):  # running alone finds what is wrong
         return None
     if first is None:
         return None

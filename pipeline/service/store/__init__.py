@@ -16,20 +16,19 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import metrics
-from pipeline.api_models import TERMINAL, State
+from pipeline.api_models import TERMINAL, EventView, State
 from pipeline.config import format_bytes
 from pipeline.errors import ParameterError, StorageError, counted
 from pipeline.service.jobs import ACTIVE, Claimed, DependencyFailed, Event, Outcome, RetryRequested
 from pipeline.service.store.database import Database
 from pipeline.service.store.job_events import JobEvents
-from pipeline.service.store.limits import NOT_TOGETHER, UNFINISHED, Cap, HoldKind, Rules, Subject, called
+from pipeline.service.store.limits import NOT_TOGETHER, UNFINISHED, HoldKind, Rules, Subject, called
 from pipeline.service.store.records import (
     NO_FACTS,
     Delivery,
     Facts,
     JobFilter,
     NewJob,
-    StoredEvent,
     StoredJob,
     Usage,
     Used,
@@ -38,24 +37,8 @@ from pipeline.service.store.records import (
 from pipeline.service.store.statements import migrate, storing
 from pipeline.service.store.transaction import NoSuchJob, OutputTaken, Reading, Transaction
 
-__all__ = [
-    "HALF_LIFE_S",
-    "MOST_COMPANY",
-    "MOST_OF_AN_ARRAY",
-    "Cap",
-    "Delivery",
-    "DependencyForgotten",
-    "Facts",
-    "JobFilter",
-    "NewJob",
-    "NoSuchJob",
-    "OutputTaken",
-    "Store",
-    "StoredEvent",
-    "StoredJob",
-    "Usage",
-    "Used",
-]
+# Besides what is defined here.
+__all__ = ["Delivery", "Facts", "JobFilter", "NewJob", "NoSuchJob", "OutputTaken", "StoredJob", "Usage", "Used"]
 
 ANY = JobFilter()
 LEAST_ROOM_BYTES = 1 << 20  # on the disk: with less, no job is accepted
@@ -128,7 +111,7 @@ class Store:
         with self._write(now) as transaction:
             owner = new[0].owner
             if key is not None:
-                found = transaction.execute("request", owner=owner, key=key).fetchone()
+                found = transaction.row("request", owner=owner, key=key)
                 if found is not None:
                     if found["body_sha256"] != body_sha256:
                         raise ParameterError(f"Idempotency-Key {key}: was used for another job; use a new key")
@@ -148,7 +131,7 @@ class Store:
     def has_request(self, owner: str, key: str) -> bool:
         """Whether jobs were accepted under this idempotency key."""
         with self._read() as reading:
-            return reading.execute("request", owner=owner, key=key).fetchone() is not None
+            return reading.row("request", owner=owner, key=key) is not None
 
     # Changing
 
@@ -262,10 +245,7 @@ class Store:
         if blocked is None:
             return None
         owners, groups = json.dumps([*blocked.owners, *but]), json.dumps(blocked.groups)
-        found: sqlite3.Row | None = reading.execute(
-            "claimable", blocked_owners=owners, blocked_groups=groups, now=now
-        ).fetchone()
-        return found
+        return reading.row("claimable", blocked_owners=owners, blocked_groups=groups, now=now)
 
     def note_estimate(self, job: str, estimate: Mapping[str, Any], work: int, *, now: float) -> None:
         """Notes what the job will take by its plan."""
@@ -300,7 +280,7 @@ class Store:
             if using is not None and using["state"] in ACTIVE:
                 return False
             written = found.asked.written or found.asked.output
-            return reading.execute("kept_for_another", job=job, written=written).fetchone() is None
+            return reading.row("kept_for_another", job=job, written=written) is None
 
     def lately_cancelled(self, within_s: float) -> list[str]:
         """Jobs that were cancelled at most `within_s` before the newest event."""
@@ -310,7 +290,7 @@ class Store:
     def newest_event(self) -> float | None:
         """When the last event was written, by the clock of then; None before the first."""
         with self._read() as reading:
-            row = reading.execute("newest_event").fetchone()
+            row = reading.row("newest_event")
             return None if row is None else float(row["at"])
 
     def log(self, job: str, message: str, *, now: float) -> None:
@@ -368,10 +348,10 @@ class Store:
         with self._read() as reading:
             return [row["id"] for row in reading.execute("unfinished", owner=owner, group=group, limit=limit)]
 
-    def set_cap(self, cap: Cap, *, now: float) -> None:
+    def set_cap(self, kind: Subject, name: str, what: str, value: float, *, now: float) -> None:
         """Sets a limit, in force from the next submission and claim on."""
         with self._write(now) as transaction:
-            transaction.execute("set_cap", **vars(cap))
+            transaction.execute("set_cap", kind=kind, name=name, what=what, value=value)
 
     def remove_cap(self, kind: Subject, name: str, what: str, *, now: float) -> None:
         """Removes a limit; harmless without one."""
@@ -449,14 +429,14 @@ class Store:
         with self._read() as reading:
             page = reading.execute("list_json", **wanted.values(), limit=limit).fetchone()
             more = replace(wanted, before=page["last"]).values()
-            full = page["count"] == limit and reading.execute("fitting", **more, limit=1).fetchone() is not None
+            full = page["count"] == limit and reading.row("fitting", **more, limit=1) is not None
         return str(page["jobs"]), page["last"] if full else None
 
-    def events(self, job: str, *, after: int = 0, limit: int = 1000) -> list[StoredEvent]:
+    def events(self, job: str, *, after: int = 0, limit: int = 1000) -> list[EventView]:
         """Events of a job after the one numbered `after`, in order."""
         with self._read() as reading:
             rows = reading.execute("events_of_job", job=job, after=after, limit=limit).fetchall()
-        return [StoredEvent(**dict(row)) for row in rows]
+        return [EventView(**dict(row)) for row in rows]
 
     def counts(self, groups: Sequence[str] | None = None) -> dict[State, int]:
         """The number of jobs in each state; `groups`: only of these."""
@@ -521,10 +501,10 @@ class Store:
 
 def _applied(transaction: Transaction, job: str, event: Event, facts: Facts) -> Outcome:
     if facts.used is not None:  # even if the event is ignored
-        whose = transaction.execute(
+        whose = transaction.row(
             "add_use", id=job, seconds=facts.used.device_seconds, run_seconds=facts.run_seconds,
             memory_bytes=facts.memory_bytes, gpu_memory_bytes=facts.gpu_memory_bytes,
-        ).fetchone()  # fmt: skip
+        )  # fmt: skip
         if whose is not None:
             transaction.account(whose["owner"], whose["owner_group"], runs=1, **vars(facts.used))
     return transaction.apply(job, event, facts)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal
 
+from pipeline.api_models import CapView, HoldView
 from pipeline.config import format_bytes
 from pipeline.errors import ParameterError, counted
 from pipeline.service.store.records import DAY_S, day_of
@@ -28,26 +29,6 @@ _SPENT: Mapping[str, Any] = {
 
 
 @dataclass(frozen=True)
-class Hold:
-    """Queued jobs of this owner or group wait; kind `all` with the name "": everybody's."""
-
-    kind: HoldKind
-    name: str
-    held_by: str
-    at: float
-
-
-@dataclass(frozen=True)
-class Cap:
-    """A limit that an operator has set; the name "" stands for every owner or group without one."""
-
-    kind: Subject
-    name: str
-    what: str  # running, unfinished, or a quota
-    value: float
-
-
-@dataclass(frozen=True)
 class Blocked:
     """Those whose queued jobs wait."""
 
@@ -62,15 +43,15 @@ class Rules:
         """`days`: the period of quotas, of which today is the last."""
         self._reading = reading
         self._first, self._days = day_of(now) - days + 1, days
-        self.holds = [Hold(**dict(row)) for row in reading.execute("holds")]
-        self.caps = [Cap(**dict(row)) for row in reading.execute("caps")]
+        self.holds = [HoldView(**dict(row)) for row in reading.execute("holds")]
+        self.caps = [CapView(**dict(row)) for row in reading.execute("caps")]
         self._caps = {(each.kind, each.name, each.what): each.value for each in self.caps}
 
     def cap(self, kind: Subject, name: str, what: str) -> float | None:
         return self._caps.get((kind, name, what), self._caps.get((kind, "", what)))
 
     def blocked(self, owner_cap: int, together: Mapping[str, int] = NOT_TOGETHER) -> Blocked | None:
-        """Whose jobs may not be claimed; None: nobody's may.
+        """The owners and groups whose jobs may not be claimed; None: no job may be claimed.
 
         owner_cap : how many jobs of an owner may run if no cap says otherwise; those that run together count as one
         together  : by owner, how many jobs run together with another one that counts

@@ -85,14 +85,6 @@ class JobFilter:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StoredEvent:
-    number: int
-    at: float
-    kind: str
-    message: str
-
-
-@dataclass(frozen=True, kw_only=True)
 class Used:
     """What a run that has ended used: its time on each device that it could use, and bytes of samples."""
 

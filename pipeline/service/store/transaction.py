@@ -59,6 +59,11 @@ class Reading:
         """Executes the statement with this name in queries.sql."""
         return self._connection.execute(sql(statement), values)
 
+    def row(self, statement: str, **values: Any) -> sqlite3.Row | None:
+        """The first row, if any."""
+        found: sqlite3.Row | None = self.execute(statement, **values).fetchone()
+        return found
+
     def job(self, job: str, groups: Sequence[str] | None = None) -> StoredJob:
         """Raises NoSuchJob; with `groups`, also for jobs of others."""
         row = self.rows([job]).get(job)
@@ -82,8 +87,7 @@ class Reading:
 
     def writer(self, asked: NewJob) -> sqlite3.Row | None:
         """The unfinished job that writes the same output, if any."""
-        row: sqlite3.Row | None = self.execute("output_in_use", written=asked.written or asked.output).fetchone()
-        return row
+        return self.row("output_in_use", written=asked.written or asked.output)
 
 
 class Transaction(Reading):
@@ -218,7 +222,7 @@ class Transaction(Reading):
         """A job of a throttled array has changed: if it has ended, the next one may run; if it is queued again, it
         needs a turn."""
         if job.state in TERMINAL and before.state not in TERMINAL:
-            if self.execute("park", id=job.id, parked=0).fetchone() is None:  # it had a turn
+            if self.row("park", id=job.id, parked=0) is None:  # it had a turn
                 self.changed |= {row["id"] for row in self.execute("unpark_next", array_id=array_id, at=self._now)}
         elif before.state in TERMINAL and job.state not in TERMINAL:
             taken = self.execute("turns_taken", array_id=array_id, id=job.id, most=throttle).fetchone()[0]

@@ -1,9 +1,9 @@
 """Image-wide statistics of a result, gathered chunk by chunk wherever chunks are computed: the same bits however many
-processes took part, however the image was cut, and whoever died on the way.
+processes took part, however the image was cut, and even if workers died.
 
 A chunk's part is exact and in whole numbers (see kernels.statistics), so that the sum of all parts is the image's in
-any order. It is told under the chunk's number and counted once: a chunk that is computed twice, because its worker died
-before it could tell, tells the same again.
+any order. It is stored by the chunk's number and counted once: if a worker dies before it reports a chunk, the chunk is
+computed again and gives the same part.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ def refuse_too_large(spec: JobSpec, header: GridHeader, form: GridFormat) -> Non
         kind = ParameterError if needed > disk.total else StorageError
         raise kind(
             f"{spec.output}: the grid of {points} points takes {readable(needed)} {what}, and {readable(free)} "
-            f"are free in {folder}: choose a larger --spacing, a smaller box, or another folder"
+            f"are free in {folder.absolute()}: choose a larger --spacing, a smaller box, or another folder"
         )
 
 

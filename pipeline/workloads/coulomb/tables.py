@@ -18,12 +18,14 @@ from pipeline.formats.image.base import ImageHeader, ImageWriter, Region
 from pipeline.formats.image.preview import write_pixels
 from pipeline.formats.image.preview.figure import plot
 from pipeline.storage.partial import Callback, behind_link, no_callback, partial_path
+from pipeline.storage.positional import reading
 from pipeline.storage.writable import writing
 
 Axis = Literal["x", "y", "z"]
 
 OWN_ANGSTROM = 1e-3  # an atom closer than this to a point is the point's own
 MOST_POINTS = 100_000
+_OF_NUMBERS = "0123456789+-."  # a field that begins like this is no name
 
 
 def table_path(output: Path, what: str) -> Path:
@@ -37,9 +39,10 @@ def read_points(path: Path) -> Array:
     Raises InputError, which names the line.
     """
     try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: cannot be read as text: {getattr(error, 'strerror', None) or error}") from error
+        with reading(path):
+            lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: is not text ({error.reason}); save it as UTF-8") from error
     found: list[list[float]] = []
     for number, fields in enumerate(csv.reader(lines), 1):
         if not fields:
@@ -47,7 +50,7 @@ def read_points(path: Path) -> Array:
         try:
             x, y, z = map(float, fields)
         except ValueError:
-            if number == 1:
+            if number == 1 and not any(field.strip()[:1] in _OF_NUMBERS for field in fields):
                 continue  # names
             raise InputError(
                 f"{path}, line {number}: give three numbers x,y,z in angstrom; got {','.join(fields)!r}"

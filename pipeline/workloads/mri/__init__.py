@@ -100,19 +100,21 @@ class MriJob:
             refusal = self._form.refusal(self.header, spec.output)
             if refusal is not None:
                 raise OutputError(refusal)
+            self._reconstruction = Reconstruction(self._source, self.parameters)
+            self._subspace = (
+                None
+                if self._basis is None
+                else SubspaceReconstruction(self._reconstruction, self.parameters, self._basis)
+            )
+            self._images = self._source.images
+            joined = self.parameters.joins_times
+            self._groups = groups_of(self._images) if joined else [(image,) for image in self._images]
+            if joined and self._basis is None:
+                self._refuse_unjoined()
         except BaseException:
-            self._source.close()
+            self._source.close()  # if an HDF5 file is still open when Python ends, it crashes
             raise
-        self._reconstruction = Reconstruction(self._source, self.parameters)
-        self._subspace = (
-            None if self._basis is None else SubspaceReconstruction(self._reconstruction, self.parameters, self._basis)
-        )
         self._audit = MriAudit(self.parameters.eps, self._refuse_changed)
-        self._images = self._source.images
-        joined = self.parameters.joins_times
-        self._groups = groups_of(self._images) if joined else [(image,) for image in self._images]
-        if joined and self._basis is None:
-            self._refuse_unjoined()
         # By chunk, between two stages: data that no slot holds.
         self._trajectories: dict[int, list[Trajectory]] = {}
         self._checked: dict[int, dict[str, Any]] = {}

@@ -120,7 +120,8 @@ class MriAudit:
             for name in ("residual", "objective", "change"):
                 values = [note[name] for note in images.values() if note.get(name) is not None]
                 if values:
-                    found[name] = float(f"{values[0]:.4g}") if len(values) == 1 else _range(values)
+                    ends = f"{min(values):.4g} to {max(values):.4g}"
+                    found[name] = float(f"{values[0]:.4g}") if len(values) == 1 else ends
         if curves:
             found["convergence"] = curves[min(curves)]
         return found
@@ -151,10 +152,6 @@ class MriAudit:
 
     def _tolerance(self, segment_error: float) -> float:
         return _TIMES_EPS * self._eps + _WORST_OF_SEGMENTS * segment_error
-
-
-def _range(values: Sequence[float]) -> str:
-    return f"{min(values):.4g} to {max(values):.4g}"
 
 
 def definition(

@@ -88,7 +88,7 @@ def solved(
 ) -> tuple[Regularized, Mapping[str, str]]:
     """The images, and for the receipt the solver and the strengths. right: complex64 (times, *matrix).
 
-    Raises ParameterError if a strength wipes the image out.
+    Raises ParameterError if a strength wipes the image out, or the iterations diverge.
     """
     penalties = penalties_of(parameters, right, seed)
     problem = Problem(
@@ -110,6 +110,10 @@ def solved(
         )
     except ValueError as error:
         raise ParameterError(f"--strength {parameters.strength}: {error}; choose less, such as 0.005") from error
+    if found.status[-1, 0] > found.status[0, 0]:  # NaN: the solver has no objective
+        raise ParameterError(
+            f"--strength {parameters.strength}: the objective grows with the iterations; choose less, such as 0.005"
+        )
     strengths = ", ".join(f"{name} {penalty.strength:.4g}" for name, penalty in penalties.items())
     if parameters.strength == AUTO:
         strengths += ", found by SURE"

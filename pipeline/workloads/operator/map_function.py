@@ -9,8 +9,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationError, field_validator
 
+from pipeline.config import explain
 from pipeline.errors import ParameterError
 from pipeline.formats import image as images
 from pipeline.workloads.operator import ImageOperator, single_job
@@ -79,8 +80,12 @@ class MapFunction:
                 raise ParameterError(f"--{declared[0]}: the operator {asked.function} declares its own; leave it out")
             try:
                 parameters = function.Parameters(mode=asked.mode, cval=asked.cval, **asked.param)
-            except (TypeError, ValueError) as error:
-                raise ParameterError(f"--param: {' '.join(str(error).split())}") from error
+            except TypeError as error:
+                raise ParameterError(f"--param: {error}") from error
+            except ValidationError as error:
+                fault = error.errors()[0]
+                where = " ".join(["--param", *map(str, fault["loc"][:1])])
+                raise ParameterError(f"{where}: {explain(fault)}") from error
             return single_job(spec, function.definition, parameters, parameters.own())
         _check_arguments(function, asked)
         halo = asked.halo or (0.0,)
@@ -102,10 +107,12 @@ def _function_named(name: str) -> Any:
         for attribute in attributes.split("."):
             found = getattr(found, attribute)
     except Exception as error:
-        said = " ".join(str(error).split())
-        raise ParameterError(
-            f"--function {name}: {type(error).__name__}: {said}; name it as package.module:function"
-        ) from error
+        said, misnamed = (
+            " ".join(str(error).split()),
+            isinstance(error, AttributeError | ModuleNotFoundError | ValueError),
+        )
+        way_out = "name it as package.module:function" if misnamed else "correct the module"
+        raise ParameterError(f"--function {name}: {type(error).__name__}: {said}; {way_out}") from error
     if not callable(found):
         raise ParameterError(f"--function {name}: is {type(found).__name__}, which cannot be called")
     return found

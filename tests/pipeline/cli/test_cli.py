@@ -193,6 +193,10 @@ MISTAKES = [
     (("i" * 300 + ".ppm", "out.ppm"), "has a name too long for its file system"),
     (("", "out.ppm"), "Invalid value for 'INPUT': the name is empty."),
     (("in.ppm", ""), "Invalid value for 'OUTPUT': the name is empty."),
+    (
+        ("ftp://host/in.ppm", "out.ppm"),
+        "ftp://host/in.ppm: URLs begin with s3://, gs://, az:// or https://; name a file",
+    ),
     (("in.ppm", "out.ppm", "--config", ""), "Invalid value for '--config': the name is empty."),
     (("float.npy", "out.png"), "out.png"),
     (("in.ppm", "out.ppm", "--size", "1048577"), "--size: size must lie in 1 … 1048576; got 1048577"),

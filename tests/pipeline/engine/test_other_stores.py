@@ -58,6 +58,10 @@ def test_a_web_server(samples, millrace, monkeypatch, tmp_path):
         np.testing.assert_array_equal(read_image(tmp_path / "b.tif"), box(samples, 5))
         code, _, said = millrace("run", "smooth", root / "none.tif", tmp_path / "c.tif", "--device", "cpu")
         assert (code, said) == (2, f"millrace: {root}/none.tif: no such file; check the path\n")
+        server.has_ranges = False
+        code, _, said = millrace("run", "smooth", named, tmp_path / "c.tif", "--device", "cpu")
+        fault = "the server sends whole files only, and Millrace reads parts; download the file first"
+        assert (code, said) == (2, f"millrace: {root}/a b.tif: {fault}\n")
     finally:
         server.close()
 

@@ -186,6 +186,7 @@ def functions(tmp_path, monkeypatch, own_settings):
     monkeypatch.setattr(sys, "path", [*sys.path])
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "functions.py").write_text(FUNCTIONS)
+    (tmp_path / "mine" / "broken.py").write_text("def")
     yield write_and_give(tmp_path)
     for name in ("mine", "mine.functions"):
         sys.modules.pop(name, None)
@@ -227,7 +228,10 @@ def test_a_function_of_scipy_and_an_operator(functions, tmp_path, millrace):
         (mapped("mine.functions:mean", "--param", "size=3"), "--param: mine.functions:mean has got an unexpected"),
         (mapped("mine.functions:mean", "--param", "radius"), "--param: must be NAME=VALUE"),
         (mapped("mine.functions:wide", "--halo", "3"), "--halo: the operator mine.functions:wide declares its own"),
-        (mapped("mine.functions:wide", "--param", "size=3"), "--param: "),
+        (mapped("mine.functions:wide", "--param", "size=3"), "--param size: there is no such parameter\n"),
+        (mapped("mine.functions:wide", "--param", "radius=a"), "--param radius: must be a whole number; got 'a'\n"),
+        (mapped("mine.broken:f"), "SyntaxError: invalid syntax (broken.py, line 1); correct the module"),
+        (("run", "map", "in.npy", "out.npy"), "--function: is required"),
         (mapped("mine.functions:mean", "--halo", "1,2,3"), "its halo is (1.0, 2.0, 3.0)"),
         (mapped("mine.functions:mean", "--scheduler", "tcp://127.0.0.1:1"), "map runs on this machine alone"),
     ],

@@ -297,6 +297,13 @@ def test_a_trajectory_as_the_input(tmp_path: Path, suffix: str) -> None:
         open_point_charges(tmp_path / f"a{suffix}")
 
 
+def test_a_tpr_that_ends_early_is_told_so(tmp_path: Path) -> None:
+    path = tmp_path / "a.tpr"
+    path.write_bytes(real_molecule("adk_oplsaa.tpr").read_bytes()[:3000])
+    with input_error(path, "cannot be read: it ends early; check the file, or copy it again"):
+        open_point_charges(path)
+
+
 def test_missing_files(psf: Path, tmp_path: Path) -> None:
     with input_error(tmp_path / "absent.tpr", "no such file"):
         open_point_charges(tmp_path / "absent.tpr")

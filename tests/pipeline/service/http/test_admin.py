@@ -58,7 +58,7 @@ def test_only_operators_may(world, client, name):
     job = accepted(client, "ada", "a.npy")
     for what in ("hold", "release", "cancel"):
         answer = client.post(f"/v1/admin/{what}", json={"jobs": [job]}, headers=as_(name))
-        assert_problem(answer, 403, f"{name} is no operator; ask one")
+        assert_problem(answer, 403, f"{name} is not an operator; ask one")
     cap = {"kind": "owner", "what": "running", "value": 9}
     assert client.post("/v1/admin/caps", json=cap, headers=as_(name)).status_code == 403
     for path in ("queue", "caps"):
@@ -262,7 +262,9 @@ def test_the_commands_of_operators(tmp_path, people, millrace, monkeypatch):
             monkeypatch.setenv("MILLRACE_TOKEN", "bob")
             assert millrace("usage")[:2] == (0, "")
             code, _, said = millrace("admin", "hold", "--all")
-            assert (code, said) == (2, "millrace: bob is no operator; ask one\n")
+            assert (code, said) == (2, "millrace: bob is not an operator; ask one\n")
+            code, _, said = millrace("usage", "--since", "yesterday")
+            assert (code, said) == (2, "millrace: --since: must be a date such as 2026-11-01\n")
             with pytest.raises(ServiceRefused, match="there is no job"), Client(url, token="bob") as bob:
                 bob.job(running.id)
 

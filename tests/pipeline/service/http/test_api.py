@@ -356,7 +356,11 @@ class TestTokens:
         client = world.http(Tokens(tokens.path))
         job = accepted_as(client, self.as_owner(tokens, "ada"))
         for path in (f"/v1/jobs/{job}", "/v1/jobs", "/v1/workloads", "/v1/workers", f"/v1/jobs/{job}/log"):
-            for value, said in (("", "send Auth"), ("Basic YTpi", "send Auth"), ("Bearer wrong", "not known here")):
+            for value, said in (
+                ("", "send a token"),
+                ("Basic YTpi", "send a token"),
+                ("Bearer wrong", "not known here"),
+            ):
                 response = client.get(path, headers={"Authorization": value} if value else {})
                 assert_problem(response, 401, said)
                 assert "Bearer" in response.headers["www-authenticate"]

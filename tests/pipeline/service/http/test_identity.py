@@ -130,7 +130,7 @@ class TestProxies:
         (tmp_path / "tokens").write_text(token_line("bob", "b"))
         for tokens in (None, Tokens(tmp_path / "tokens")):
             client = world.http(tokens, peer=peer, **PROXY)
-            assert_problem(self.submitted(client, self.named(client, groups="admins")), 401, "send Authorization")
+            assert_problem(self.submitted(client, self.named(client, groups="admins")), 401, "send a token")
             spoofed = self.named(client) | {"X-Forwarded-For": "192.0.2.7"}
             assert self.submitted(client, spoofed).status_code == 401
         both = self.named(client, groups="admins") | {"Authorization": "Bearer b"}

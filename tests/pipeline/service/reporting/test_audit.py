@@ -256,7 +256,7 @@ class TestRequests:
             ("refused", "eve", "POST /v1/jobs"),
             ("refused", "bob", "GET /v1/admin/queue"),
         ]
-        assert found[-1]["why"] == "bob is no operator; ask one"
+        assert found[-1]["why"] == "bob is not an operator; ask one"
         assert {each["from"] for each in found} == {"198.51.100.9"}
 
     def test_no_token_is_in_it(self, world, client, tokens, path):

@@ -23,7 +23,7 @@ from pipeline.service.roots import DataRoots
 from pipeline.service.running import together
 from pipeline.service.running.runner import Limits, Runner
 from pipeline.service.running.together import FIRST_COMPANY, Sizes, draw_late_preview
-from pipeline.service.store import Cap, NewJob, Store
+from pipeline.service.store import NewJob, Store
 from pipeline.storage.confinement import confine
 from tests.images import names_in, read_image, version, write_image
 from tests.pipeline.service.calls import Processes
@@ -284,13 +284,13 @@ def test_a_throttle_and_caps_bound_how_many_run_together(service):
         service.check(each)
     assert max(service.runs) <= 3
     service.runs.clear()
-    service.store.set_cap(Cap("owner", "ada", "running", 5), now=time.time())
+    service.store.set_cap("owner", "ada", "running", 5, now=time.time())
     jobs = service.array(12, array_id="a2")
     service.runners[0].wake()
     service.wait(jobs)
     assert max(service.runs) == 5
     service.runs.clear()
-    service.store.set_cap(Cap("owner", "ada", "jobs", 28), now=time.time())
+    service.store.set_cap("owner", "ada", "jobs", 28, now=time.time())
     jobs = service.array(12, array_id="a3")
     service.runners[0].wake()
     service.wait(jobs[:4])

@@ -13,7 +13,7 @@ import pytest
 from pipeline.api_models import State
 from pipeline.errors import ParameterError
 from pipeline.service.jobs import CancelRequested, Computed, Failed, LeaseLost, Planned, Published
-from pipeline.service.store import Cap, Facts, JobFilter, NewJob, NoSuchJob, Store, Usage, Used
+from pipeline.service.store import Facts, JobFilter, NewJob, NoSuchJob, Store, Usage, Used
 from pipeline.service.store.transaction import Transaction
 
 DAY = 86_400.0
@@ -127,9 +127,9 @@ class TestCaps:
         """The operator's cap takes the place of the setting, and one for a user that of one for each user."""
         for owner in ("ada", "bob"):
             accept(store, owner, count=5)
-        store.set_cap(Cap("owner", "", "running", 3), now=NOON)
-        store.set_cap(Cap("owner", "ada", "running", 1), now=NOON)
-        store.set_cap(Cap("owner", "ada", "running", 2), now=NOON)
+        store.set_cap("owner", "", "running", 3, now=NOON)
+        store.set_cap("owner", "ada", "running", 1, now=NOON)
+        store.set_cap("owner", "ada", "running", 2, now=NOON)
         claimed = [store.job(job).asked.owner for job in iter(lambda: claim(store, cap=1), None)]
         assert Counter(claimed) == {"ada": 2, "bob": 3}
         store.remove_cap("owner", "ada", "running", now=NOON)
@@ -143,14 +143,14 @@ class TestCaps:
         for owner in ("ada", "bob", "cy"):
             accept(store, owner, "mri", count=2)
         other = accept(store, "dee", "eeg")
-        store.set_cap(Cap("group", "mri", "running", 2), now=NOON)
+        store.set_cap("group", "mri", "running", 2, now=NOON)
         claimed = [store.job(job).asked.group for job in iter(lambda: claim(store), None)]
         assert Counter(claimed) == {"mri": 2, "eeg": 1}
         assert store.job(other).job.state is State.PLANNING
 
     def test_unfinished_jobs(self, store):
-        store.set_cap(Cap("owner", "ada", "unfinished", 2), now=NOON)
-        store.set_cap(Cap("group", "mri", "unfinished", 3), now=NOON)
+        store.set_cap("owner", "ada", "unfinished", 2, now=NOON)
+        store.set_cap("group", "mri", "unfinished", 3, now=NOON)
         with pytest.raises(ParameterError, match="array: 3 jobs are more than the 2 that an owner may have unfinished"):
             accept(store, "ada", count=3)
         accept(store, "ada", "mri", count=2)
@@ -248,7 +248,7 @@ class TestQuotas:
         """10 hours on day 0 and 5 on day 3, of 12 in 30 days: the 10 are old on day 30."""
         self.spend(store, "ada", "mri", 10, 0)
         self.spend(store, "ada", "eeg", 5, 3)
-        store.set_cap(Cap("owner", "ada", "gpu_hours", 12), now=NOON)
+        store.set_cap("owner", "ada", "gpu_hours", 12, now=NOON)
         with pytest.raises(ParameterError) as caught:
             accept(store, "ada", now=NOON + 4 * DAY)
         assert str(caught.value) == (
@@ -278,7 +278,7 @@ class TestQuotas:
         self.spend(store, "ada", "mri", 10, 0, 1 << 30)
         self.spend(store, "ada", "eeg", 5, 0)
         queued = accept(store, "ada", "mri", now=NOON + DAY)
-        store.set_cap(Cap(kind, name, what, value), now=NOON)
+        store.set_cap(kind, name, what, value, now=NOON)
         if said is None:
             accept(store, "ada", "mri", now=NOON + DAY)
             assert claim(store, now=NOON + DAY) == queued
@@ -290,8 +290,8 @@ class TestQuotas:
 
     def test_a_users_own_quota_takes_the_place_of_everybodys(self, store):
         self.spend(store, "ada", "", 10, 0)
-        store.set_cap(Cap("owner", "", "gpu_hours", 1), now=NOON)
-        store.set_cap(Cap("owner", "ada", "gpu_hours", 100), now=NOON)
+        store.set_cap("owner", "", "gpu_hours", 1, now=NOON)
+        store.set_cap("owner", "ada", "gpu_hours", 100, now=NOON)
         accept(store, "ada")
         store.remove_cap("owner", "ada", "gpu_hours", now=NOON)
         with pytest.raises(ParameterError, match="of 1 GPU-hours allowed"):
@@ -304,7 +304,7 @@ class TestQuotas:
         days = sorted(chance.choices(range(29), k=7))
         for day in days:
             self.spend(store, "ada", "", chance.randint(1, 9), day)
-        store.set_cap(Cap("owner", "ada", "gpu_hours", chance.randint(2, 12)), now=NOON)
+        store.set_cap("owner", "ada", "gpu_hours", chance.randint(2, 12), now=NOON)
         asked = NOON + 29 * DAY
         with pytest.raises(ParameterError) as caught:
             accept(store, "ada", now=asked)

@@ -15,7 +15,7 @@ import pytest
 
 from pipeline.errors import OutputError, ParameterError, StorageError
 from pipeline.service.settings import JOBS
-from pipeline.service.store import Cap, NewJob, Store, state_folder
+from pipeline.service.store import NewJob, Store, state_folder
 from pipeline.service.store.state_folder import CRASH, back_up, noting_crashes, restore, sole_server
 from tests.images import names_in
 
@@ -69,7 +69,7 @@ def test_a_backup_holds_all_that_was_acknowledged_before_it(state, tmp_path):
 def test_there_and_back(state, tmp_path):
     store = Store(state / JOBS)
     job = accept(store, "kept.npy")
-    store.set_cap(Cap("owner", "ada", "running", 3), now=1.0)
+    store.set_cap("owner", "ada", "running", 3, now=1.0)
     store.hold("all", "", by="root", now=1.0)
     store.begin_session("d" * 64, token="t" * 64, expires_at=9e9, now=1.0)
     with store._write(86_400.0) as transaction:

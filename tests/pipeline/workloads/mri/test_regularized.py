@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from pipeline.engine.devices.device import CpuDevice
 from pipeline.errors import ParameterError
 from pipeline.workloads.mri.parameters import MriParameters
 from tests.kernels.sense.phantom import coil_maps, image, normalised_error
-from tests.pipeline.workloads.mri.mri_jobs import COILS, N, images, job, scan, volume, write_npz
+from tests.pipeline.workloads.mri.mri_jobs import COILS, N, images, job, scan, volume, write_h5, write_npz
 
 
 def truth():
@@ -146,3 +147,14 @@ def test_what_does_not_fit_the_data_is_refused(tmp_path, few):
         job(few, tmp_path / "out.npy", regularizer="llr")
     with pytest.raises(ParameterError, match=r"--strength 90: a strength of 90 leaves nothing of the image"):
         images(few, tmp_path / "out.npy", regularizer="l1-wavelet", strength="90")
+    with pytest.raises(ParameterError, match=r"--strength 1000: the objective grows with the iterations"):
+        images(few, tmp_path / "out.npy", regularizer="tv", strength="1000")
+
+
+def test_a_refused_job_closes_its_file(tmp_path):  # an HDF5 file that is open at the end of Python crashes it
+    scan = write_h5(tmp_path / "scan.h5")
+    with pytest.raises(ParameterError, match="holds one time") as refused:
+        job(scan, tmp_path / "out.npy", regularizer="tv-time")
+    still_open = [file for file in Path("/proc/self/fd").iterdir() if file.exists() and file.samefile(scan)]
+    assert refused  # it keeps the job's frames, and so the file, alive
+    assert not still_open

@@ -113,4 +113,4 @@ def test_each_group_sees_its_own_roots(world, tmp_path, name, sees):
 
 def test_strangers_see_nothing(world, tmp_path):
     (tmp_path / "tokens").write_text(token_line("ada", "t"))
-    assert_problem(world.http(Tokens(tmp_path / "tokens")).get("/v1/files"), 401, "send Authorization")
+    assert_problem(world.http(Tokens(tmp_path / "tokens")).get("/v1/files"), 401, "send a token")

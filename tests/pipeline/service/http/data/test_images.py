@@ -193,7 +193,7 @@ def test_each_role_sees_what_its_groups_may_see(world, tmp_path, name):
     np.save(world.data / "scan.npy", SAMPLES)
     world.audit = AuditLog(tmp_path / "audit.jsonl", most_bytes=1 << 20, files=2)
     client = world.http(Tokens(tmp_path / "tokens"), group_roots={"mri": [tmp_path / "mri"]})
-    assert_problem(slice_of(client, world.data / "scan.npy"), 401, "send Authorization")
+    assert_problem(slice_of(client, world.data / "scan.npy"), 401, "send a token")
     client.headers["Authorization"] = f"Bearer {name}"
     for path, seen_by in ((tmp_path / "mri" / "brain.npy", "ada eve root"), (world.data / "scan.npy", "bob root")):
         for where in ("/v1/images", "/v1/images/slice", "/v1/images/slice"):
