@@ -56,7 +56,7 @@ def _check(mirrors: list[type[ctypes.Structure]], operation: str, folder: Path, 
     lines = (f'#include "{source.name}"', *(line for mirror in mirrors for line in _assertions(mirror)))
     asserting.write_text("\n".join(lines) + "\n", encoding="utf-8")
     patch.setattr(binaries, "source_path", lambda _operation: asserting)
-    compile_for(operation, "compute_90", (), (f"-I{source.parent}",))
+    compile_for(operation, "compute_90", (), (f"-I{source.parent}", "-dlto"))  # checked, without code
 
 
 def test_every_mirror_belongs_to_an_operation() -> None:

@@ -664,24 +664,34 @@ def test_an_input_that_changes_is_not_published(folder, millrace, monkeypatch):
     assert names_in(folder) == ["in.ppm"]
 
 
+ALONE = " ".join([sys.executable, "-c", "'from pipeline.cli import main; main()'"])
+SMOOTH = f"{ALONE} run smooth in.ppm out.ppm"
+
+
+def test_closed_streams(folder):
+    for command in (f"{SMOOTH} 2>&-", f"{SMOOTH} --json >&- 2>&- <&-"):
+        assert subprocess.run(command, shell=True, cwd=folder, check=False).returncode == 0
+
+
 @pytest.mark.parametrize("unbuffered", ["", "1"])
-def test_closed_stderr_and_a_reader_that_goes_away(folder, monkeypatch, unbuffered):
+def test_streams_that_cannot_be_written_and_a_reader_that_goes_away(folder, monkeypatch, unbuffered):
     monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
-    command = " ".join([sys.executable, "-c", "'from pipeline.cli import main; main()'", "run smooth in.ppm out.ppm"])
-    assert subprocess.run(f"{command} 2>&-", shell=True, cwd=folder, check=False).returncode == 0
-    piped = f"set -o pipefail; {command} --json | true"
+    piped = f"set -o pipefail; {SMOOTH} --json | true"
     assert subprocess.run(["bash", "-c", piped], cwd=folder, check=False).returncode in (0, 141)
-    full = subprocess.run(f"{command} > /dev/full", shell=True, cwd=folder, check=False, capture_output=True, text=True)
+    full = subprocess.run(f"{SMOOTH} > /dev/full", shell=True, cwd=folder, check=False, capture_output=True, text=True)
     assert full.returncode == 1
     assert "out.ppm is complete" in full.stderr
-    for rest, code in (("--bogus 2>/dev/full", 2), ("--json >&- 2>&- <&-", 0)):
-        assert subprocess.run(f"{command} {rest}", shell=True, cwd=folder, check=False).returncode == code
-    alone = command.removesuffix(" run smooth in.ppm out.ppm")
-    assert subprocess.run(f"{alone} 2>/dev/full", shell=True, check=False).returncode == 2
+    for command in (f"{SMOOTH} --bogus", ALONE):
+        assert subprocess.run(f"{command} 2>/dev/full", shell=True, cwd=folder, check=False).returncode == 2
 
 
-@pytest.mark.parametrize("arguments", [["devices"], ["--help"], ["--version"], ["run", "smooth", "--help"]])
-@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize(
+    ("arguments", "unbuffered"),
+    [
+        *((["devices"], unbuffered) for unbuffered in ("", "1")),
+        (["--help"], ""), (["--version"], "1"), (["run", "smooth", "--help"], ""),
+    ],
+)  # fmt: skip
 def test_a_stdout_that_cannot_be_written_is_told_by_every_command(arguments, unbuffered):
     environment = os.environ | {"PYTHONUNBUFFERED": unbuffered}
 
@@ -702,8 +712,7 @@ def test_a_stdout_that_cannot_be_written_is_told_by_every_command(arguments, unb
 
 def test_closed_stdout_is_no_file_of_ours(folder):
     """Nor does what is printed end up in the first file that is opened."""
-    command = " ".join([sys.executable, "-c", "'from pipeline.cli import main; main()'", "run smooth in.ppm out.ppm"])
-    done = subprocess.run(f"{command} <&- >&-", shell=True, cwd=folder, check=False, stderr=subprocess.PIPE, text=True)
+    done = subprocess.run(f"{SMOOTH} <&- >&-", shell=True, cwd=folder, check=False, stderr=subprocess.PIPE, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     assert read_image(folder / "out.ppm").shape == (67, 41, 3)
 

@@ -39,16 +39,16 @@ from pipeline.storage.object_file import opened_to_read
 from pipeline.storage.partial import Callback, Opening, no_callback
 from pipeline.storage.positional import PositionalFile
 
-HEADER = np.dtype(
-    [
-        ("n", "<i4", 3), ("mode", "<i4"), ("start", "<i4", 3), ("m", "<i4", 3), ("cell", "<f4", 3),
-        ("angles", "<f4", 3), ("axes", "<i4", 3), ("least", "<f4"), ("most", "<f4"), ("mean", "<f4"),
-        ("ispg", "<i4"), ("nsymbt", "<i4"), ("extra1", "V8"), ("exttyp", "S4"), ("version", "<i4"),
-        ("extra2", "V40"), ("imod_stamp", "<i4"), ("imod_flags", "<i4"), ("extra3", "V36"),
-        ("origin", "<f4", 3), ("map", "S4"), ("machst", "u1", 4), ("rms", "<f4"), ("nlabl", "<i4"),
-        ("labels", "S80", 10),
-    ]
-)  # fmt: skip
+# Declared as a list: mypy takes seconds to find the type of so many tuples.
+_FIELDS: list[Any] = [
+    ("n", "<i4", 3), ("mode", "<i4"), ("start", "<i4", 3), ("m", "<i4", 3), ("cell", "<f4", 3),
+    ("angles", "<f4", 3), ("axes", "<i4", 3), ("least", "<f4"), ("most", "<f4"), ("mean", "<f4"),
+    ("ispg", "<i4"), ("nsymbt", "<i4"), ("extra1", "V8"), ("exttyp", "S4"), ("version", "<i4"),
+    ("extra2", "V40"), ("imod_stamp", "<i4"), ("imod_flags", "<i4"), ("extra3", "V36"),
+    ("origin", "<f4", 3), ("map", "S4"), ("machst", "u1", 4), ("rms", "<f4"), ("nlabl", "<i4"),
+    ("labels", "S80", 10),
+]  # fmt: skip
+HEADER = np.dtype(_FIELDS)
 UNDETERMINED = (0.0, -1.0, -2.0, -1.0)  # minimum above maximum, mean below both, negative deviation
 _VERSION = 20141
 _LITTLE_ENDIAN = (0x44, 0x44, 0, 0)

@@ -13,28 +13,27 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-NIFTI1 = np.dtype(
-    [
-        ("sizeof_hdr", "<i4"), ("data_type", "S10"), ("db_name", "S18"), ("extents", "<i4"), ("session_error", "<i2"),
-        ("regular", "S1"), ("dim_info", "u1"), ("dim", "<i2", 8), ("intent_p", "<f4", 3), ("intent_code", "<i2"),
-        ("datatype", "<i2"), ("bitpix", "<i2"), ("slice_start", "<i2"), ("pixdim", "<f4", 8), ("vox_offset", "<f4"),
-        ("scl_slope", "<f4"), ("scl_inter", "<f4"), ("slice_end", "<i2"), ("slice_code", "u1"), ("xyzt_units", "u1"),
-        ("cal_max", "<f4"), ("cal_min", "<f4"), ("slice_duration", "<f4"), ("toffset", "<f4"), ("glmax", "<i4"),
-        ("glmin", "<i4"), ("descrip", "S80"), ("aux_file", "S24"), ("qform_code", "<i2"), ("sform_code", "<i2"),
-        ("quatern", "<f4", 3), ("qoffset", "<f4", 3), ("srow", "<f4", (3, 4)), ("intent_name", "S16"), ("magic", "S4"),
-    ]
-)  # fmt: skip
-NIFTI2 = np.dtype(
-    [
-        ("sizeof_hdr", "<i4"), ("magic", "S8"), ("datatype", "<i2"), ("bitpix", "<i2"), ("dim", "<i8", 8),
-        ("intent_p", "<f8", 3), ("pixdim", "<f8", 8), ("vox_offset", "<i8"), ("scl_slope", "<f8"),
-        ("scl_inter", "<f8"), ("cal_max", "<f8"), ("cal_min", "<f8"), ("slice_duration", "<f8"), ("toffset", "<f8"),
-        ("slice_start", "<i8"), ("slice_end", "<i8"), ("descrip", "S80"), ("aux_file", "S24"), ("qform_code", "<i4"),
-        ("sform_code", "<i4"), ("quatern", "<f8", 3), ("qoffset", "<f8", 3), ("srow", "<f8", (3, 4)),
-        ("slice_code", "<i4"), ("xyzt_units", "<i4"), ("intent_code", "<i4"), ("intent_name", "S16"),
-        ("dim_info", "u1"), ("unused", "S15"),
-    ]
-)  # fmt: skip
+# Declared as a list: mypy takes seconds to find the type of so many tuples.
+_FIELDS1: list[Any] = [
+    ("sizeof_hdr", "<i4"), ("data_type", "S10"), ("db_name", "S18"), ("extents", "<i4"), ("session_error", "<i2"),
+    ("regular", "S1"), ("dim_info", "u1"), ("dim", "<i2", 8), ("intent_p", "<f4", 3), ("intent_code", "<i2"),
+    ("datatype", "<i2"), ("bitpix", "<i2"), ("slice_start", "<i2"), ("pixdim", "<f4", 8), ("vox_offset", "<f4"),
+    ("scl_slope", "<f4"), ("scl_inter", "<f4"), ("slice_end", "<i2"), ("slice_code", "u1"), ("xyzt_units", "u1"),
+    ("cal_max", "<f4"), ("cal_min", "<f4"), ("slice_duration", "<f4"), ("toffset", "<f4"), ("glmax", "<i4"),
+    ("glmin", "<i4"), ("descrip", "S80"), ("aux_file", "S24"), ("qform_code", "<i2"), ("sform_code", "<i2"),
+    ("quatern", "<f4", 3), ("qoffset", "<f4", 3), ("srow", "<f4", (3, 4)), ("intent_name", "S16"), ("magic", "S4"),
+]  # fmt: skip
+NIFTI1 = np.dtype(_FIELDS1)
+_FIELDS2: list[Any] = [
+    ("sizeof_hdr", "<i4"), ("magic", "S8"), ("datatype", "<i2"), ("bitpix", "<i2"), ("dim", "<i8", 8),
+    ("intent_p", "<f8", 3), ("pixdim", "<f8", 8), ("vox_offset", "<i8"), ("scl_slope", "<f8"),
+    ("scl_inter", "<f8"), ("cal_max", "<f8"), ("cal_min", "<f8"), ("slice_duration", "<f8"), ("toffset", "<f8"),
+    ("slice_start", "<i8"), ("slice_end", "<i8"), ("descrip", "S80"), ("aux_file", "S24"), ("qform_code", "<i4"),
+    ("sform_code", "<i4"), ("quatern", "<f8", 3), ("qoffset", "<f8", 3), ("srow", "<f8", (3, 4)),
+    ("slice_code", "<i4"), ("xyzt_units", "<i4"), ("intent_code", "<i4"), ("intent_name", "S16"),
+    ("dim_info", "u1"), ("unused", "S15"),
+]  # fmt: skip
+NIFTI2 = np.dtype(_FIELDS2)
 VERSIONS = (NIFTI1, NIFTI2)
 MAGIC = {NIFTI1: b"n+1", NIFTI2: b"n+2\0\r\n\x1a\n"}
 EXTENDER_BYTES = 4
