@@ -142,7 +142,7 @@ def _run(
             opens = difference is not None and difference.opens
             arguments = (source, target, other, each, *values)
             if _is_grouped(task, each.taps_y, each.taps_x, each.columns, each.inner):
-                if opens:  # two steps are as fast
+                if opens:  # one kernel for both steps is not worth its lines
                     return False
                 made.append(_launch_groups(each, types, task.dtype.itemsize, stream, arguments))
             elif not _launch_strip(each, types, task.dtype.itemsize, stream, arguments, opens):
