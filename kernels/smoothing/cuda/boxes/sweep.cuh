@@ -8,7 +8,7 @@
 #include "samples.cuh"
 #include "cuda/boxes/running.cuh"
 
-//   box_starts   column sums of the rows by which a band's first window precedes the next band's
+//   box_starts   column sums of the rows that the first window of a band has and that of the next band has not
 //   box_sweep    a block goes down a band of a strip; the window of row y is that of row y - 1 plus the sum across of
 //                D[x] = entering row - leaving row. A thread has neighbouring windows, whose sums differ by D at their two edges:
 //     sums of these differences in the thread and the warp, and a share of the strip's first window -> barrier
