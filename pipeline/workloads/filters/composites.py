@@ -45,7 +45,7 @@ def _each(name: str, values: Any, axes: int) -> tuple[Any, ...]:
 
 
 def _windows(sigma: Sequence[float], orders: Sequence[int], dtype: Any = np.float32) -> list[Window]:
-    """Of float32, which reach at least as far as those of float64."""
+    """Of float32, which reach at least as far as those of every other type."""
     axes = range(len(orders))
     sigmas = _each("sigma", sigma, len(orders))
     return gaussian_windows(axes, sigmas, ["reflect"] * len(axes), np.dtype(dtype), orders=orders)
@@ -69,15 +69,29 @@ def _smoothed(block: Any, of: Gaussian, axes: Any, edges: Edges, stream: Any) ->
     sigma, orders = of
     if block.dtype.kind != "f":
         block = block.astype(np.float32)
-    cut, offset = [slice(0, n) for n in block.shape], []
-    for axis, window in zip(axes, _windows(sigma, orders, block.dtype), strict=True):
-        before, after = edges.halo[axis]
-        cut[axis] = slice(before - window.before, block.shape[axis] - (after - window.after))
-        offset.append(edges.first[axis] + cut[axis].start)
+    part, offset = _looked_at(block, of, axes, edges, ["valid"] * len(axes))
     return gaussian_filter(
-        block[tuple(cut)], _each("sigma", sigma, len(axes)), order=orders, mode="valid", axes=axes, offset=offset,
-        workers=1, stream=stream,
-    )  # fmt: skip
+        part,
+        _each("sigma", sigma, len(axes)),
+        order=orders,
+        mode="valid",
+        axes=axes,
+        offset=offset,
+        workers=1,
+        stream=stream,
+    )
+
+
+def _looked_at(block: Any, of: Gaussian, axes: Any, edges: Edges, modes_: Sequence[str]) -> tuple[Any, list[int]]:
+    """The part of a block that a Gaussian in its dtype looks at along the axes of mode valid, and where it begins along all
+    axes. Halos are those of float32, which has the longest windows."""
+    cut, offset = [slice(0, n) for n in block.shape], []
+    for axis, window, mode in zip(axes, _windows(*of, block.dtype), modes_, strict=True):
+        before, after = edges.halo[axis]
+        if mode == "valid":
+            cut[axis] = slice(before - window.before, block.shape[axis] - (after - window.after))
+        offset.append(edges.first[axis] + cut[axis].start)
+    return block[tuple(cut)], offset
 
 
 def _wanted(block: Any, edges: Edges) -> Any:
@@ -105,9 +119,9 @@ def _float_of(source: np.dtype[Any]) -> np.dtype[Any]:
 def gaussian(block: Any, *, sigma: Sigma, axes: Axes = None, out: Any, stream: Any, edges: Any) -> None:
     """Smooth with a Gaussian."""
     assert axes is not None
-    options: dict[str, Any] = {"axes": axes, "offset": [edges.first[axis] for axis in axes]}
-    sigmas = _each("sigma", sigma, len(axes))
-    gaussian_filter(block, sigmas, mode=modes(block, out, axes), out=out, workers=1, stream=stream, **options)
+    found, sigmas = modes(block, out, axes), _each("sigma", sigma, len(axes))
+    part, offset = _looked_at(block, (sigma, (0,) * len(axes)), axes, edges, found)
+    gaussian_filter(part, sigmas, mode=found, axes=axes, offset=offset, out=out, workers=1, stream=stream)
 
 
 def _box_reach(asked: Any, axes: int) -> Reach:
