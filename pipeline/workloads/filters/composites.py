@@ -83,8 +83,8 @@ def _smoothed(block: Any, of: Gaussian, axes: Any, edges: Edges, stream: Any) ->
 
 
 def _looked_at(block: Any, of: Gaussian, axes: Any, edges: Edges, modes_: Sequence[str]) -> tuple[Any, list[int]]:
-    """The part of a block that a Gaussian in its dtype looks at along the axes of mode valid, and where it begins along all
-    axes. Halos are those of float32, which has the longest windows."""
+    """The part of a block that a Gaussian in its dtype looks at, and its first coordinates. Halos are those of float32,
+    which has the longest windows; axes of other modes than valid are not cut."""
     cut, offset = [slice(0, n) for n in block.shape], []
     for axis, window, mode in zip(axes, _windows(*of, block.dtype), modes_, strict=True):
         before, after = edges.halo[axis]
