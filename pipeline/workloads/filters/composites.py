@@ -121,7 +121,8 @@ def gaussian(block: Any, *, sigma: Sigma, axes: Axes = None, out: Any, stream: A
     assert axes is not None
     found, sigmas = modes(block, out, axes), _each("sigma", sigma, len(axes))
     part, offset = _looked_at(block, (sigma, (0,) * len(axes)), axes, edges, found)
-    gaussian_filter(part, sigmas, mode=found, axes=axes, offset=offset, out=out, workers=1, stream=stream)
+    options: dict[str, Any] = {"axes": axes, "offset": offset}
+    gaussian_filter(part, sigmas, mode=found, out=out, workers=1, stream=stream, **options)
 
 
 def _box_reach(asked: Any, axes: int) -> Reach:
