@@ -70,23 +70,16 @@ def _smoothed(block: Any, of: Gaussian, axes: Any, edges: Edges, stream: Any) ->
     if block.dtype.kind != "f":
         block = block.astype(np.float32)
     part, offset = _looked_at(block, of, axes, edges, ["valid"] * len(axes))
-    return gaussian_filter(
-        part,
-        _each("sigma", sigma, len(axes)),
-        order=orders,
-        mode="valid",
-        axes=axes,
-        offset=offset,
-        workers=1,
-        stream=stream,
-    )
+    sigmas = _each("sigma", sigma, len(axes))
+    options: dict[str, Any] = {"order": orders, "axes": axes, "offset": offset}
+    return gaussian_filter(part, sigmas, mode="valid", workers=1, stream=stream, **options)
 
 
-def _looked_at(block: Any, of: Gaussian, axes: Any, edges: Edges, modes_: Sequence[str]) -> tuple[Any, list[int]]:
+def _looked_at(block: Any, of: Gaussian, axes: Any, edges: Edges, border_modes: Sequence[str]) -> tuple[Any, list[int]]:
     """The part of a block that a Gaussian in its dtype looks at, and its first coordinates. Halos are those of float32,
     which has the longest windows; axes of other modes than valid are not cut."""
     cut, offset = [slice(0, n) for n in block.shape], []
-    for axis, window, mode in zip(axes, _windows(*of, block.dtype), modes_, strict=True):
+    for axis, window, mode in zip(axes, _windows(*of, block.dtype), border_modes, strict=True):
         before, after = edges.halo[axis]
         if mode == "valid":
             cut[axis] = slice(before - window.before, block.shape[axis] - (after - window.after))
