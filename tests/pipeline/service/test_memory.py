@@ -22,7 +22,7 @@ from tests.images import write_image
 from tests.pipeline.service.live import live_service
 
 WAIT_S = 120.0
-SETTLE_S = 130.0  # asyncio keeps a cancelled timer until its time has come; Dask's wait for 30 s or 60 s, and some ran out after 88 s
+SETTLE_S = 130.0  # asyncio keeps a cancelled timer until its time has come, and Dask's wait for up to 90 s
 JOBS = 12
 KEPT = 5  # of what Dask remembers of the past, where a service allows itself a few hundred entries
 
