@@ -131,7 +131,7 @@ def bilateral(
     real = np.float64 if dtype == np.float64 else np.float32
     task = Task(
         dtype=dtype, planes=planes, axes=spans, inner=inner, spatial=exponents.ravel().astype(real),
-        scale=1 / (2 * float(sigma_range) ** 2 * math.log(2)), cval=cval,
+        scale=1 / (2 * float(sigma_range) * float(sigma_range) * math.log(2)), cval=cval,
     )  # fmt: skip
     result = _body(image.transpose(order), task, workers, stream)
     result = result.reshape([shape[axis] for axis in order]).transpose(np.argsort(order))

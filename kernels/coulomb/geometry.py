@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kernels.runtime.elementary import cosine
+
 SCHEMES = ("shift", "taylor2", "truncate", "split", "direct")
 SOFTENING_ANGSTROM = 1e-4
 SPLIT_TERMS = 8  # in terms.cuh too
@@ -99,12 +101,12 @@ class Cell:
     ) -> Cell:
         """From edge lengths and the angles in degrees between b and c, a and c, a and b; by the crystallographic
         convention a lies along x and b in the x-y plane."""
-        cosines = [0.0 if angle == 90 else math.cos(math.radians(angle)) for angle in (alpha, beta, gamma)]
-        sine = math.sqrt(max(1 - cosines[2] ** 2, 0.0))
+        cosines = [float(cosine(angle / 360)) for angle in (alpha, beta, gamma)]
+        sine = math.sqrt(max(1 - cosines[2] * cosines[2], 0.0))
         if sine == 0:
             raise ValueError(f"cell angles {alpha}, {beta}, {gamma} span no volume")
         y = (cosines[0] - cosines[1] * cosines[2]) / sine
-        z = math.sqrt(max(1 - cosines[1] ** 2 - y**2, 0.0))
+        z = math.sqrt(max(1 - cosines[1] * cosines[1] - y * y, 0.0))
         return cls(vectors=((a, 0.0, 0.0), (b * cosines[2], b * sine, 0.0), (c * cosines[1], c * y, c * z)))
 
     @property

@@ -16,8 +16,11 @@ The weights that a sample receives differ from the real Gaussian's by at most `W
 absolute differences, along one axis), measured over sigmas from 5.8 to 400: 0.05 of a step of 16 bits. m is 6, or 4 for
 stages after which sigma is still 8 coarse samples or more.
 
-Bytes allow `BYTE_WEIGHT_ERROR`, 0.05 of their steps: sigma is between 1.9 D and 7.6 D, there are no stages of 2, the
-coarse weights are cut at 4 sigma, and m is 4, or 2 for a first stage after which sigma is still 20 coarse samples.
+Weights for bytes may differ by more, `BYTE_WEIGHT_ERROR`, which is 0.05 of a step of 8 bits, so their grids are
+coarser: sigma is between 1.9 D and 7.6 D. No stage has d = 2, the coarse weights are cut at 4 sigma, and m is 4, or 2
+for a first stage after which sigma is still 20 coarse samples.
+
+Weights have the same bits on every machine: sums are in a fixed order, or rounded once.
 
 Source: Unser, Aldroubi and Eden, "Fast B-spline transforms for continuous image representation and interpolation",
 IEEE PAMI 13 (1991); the correction of the coarse weights is that of gridding in non-uniform FFTs.
@@ -31,6 +34,8 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+
+from kernels.runtime.elementary import cosine, exponential
 
 WEIGHT_ERROR, BYTE_WEIGHT_ERROR = 1.4e-6, 4e-4
 COARSE_SIGMA, BYTE_COARSE_SIGMA = 3.2, 1.9  # least standard deviation, in coarse samples
@@ -134,7 +139,7 @@ def decimation(sigma: float, dtype: np.dtype, order: int = 0, *, bytewise: bool 
     """
     stages: list[Stage] = []
     factor = 1
-    exponent = int(math.log2(sigma / (BYTE_COARSE_SIGMA if bytewise else COARSE_SIGMA)))
+    exponent = math.frexp(sigma / (BYTE_COARSE_SIGMA if bytewise else COARSE_SIGMA))[1] - 1  # floor of log2
     if bytewise and exponent % 3 == 1:
         exponent -= 1  # a stage of 2 would take longer than it spares the coarse weights
     elif order == 0 and sigma >= 8:
@@ -153,13 +158,13 @@ def decimation(sigma: float, dtype: np.dtype, order: int = 0, *, bytewise: bool 
     if order:
         # A cut at the same place leaves out more of a derivative, which falls later.
         radius = math.ceil((CUT + 0.25 * order) * sigma / whole)
-        frequency = np.arange(FREQUENCIES // 2 + 1) / FREQUENCIES / whole
-        kernel = np.fft.irfft(spectrum * (2j * math.pi * frequency) ** order)
-        taps = tuple(float(weight) for weight in kernel[-np.arange(-radius, radius + 1)].astype(dtype))
-        return Decimation(stages=tuple(stages), half_weights=(0.0,) * (radius + 1), derivative=taps)
-    half = np.fft.irfft(spectrum)[: math.ceil((BYTE_CUT if bytewise else CUT) * sigma / whole) + 1]
-    half = (half / (half[0] + 2 * half[1:].sum())).astype(dtype)
-    return Decimation(stages=tuple(stages), half_weights=tuple(float(weight) for weight in half))
+        for _ in range(order):
+            spectrum = spectrum * (2 * math.pi / FREQUENCIES / whole * np.arange(FREQUENCIES // 2 + 1))
+        taps = _inverse_transform(spectrum, -np.arange(-radius, radius + 1), order).astype(dtype)
+        return Decimation(stages=tuple(stages), half_weights=(0.0,) * (radius + 1), derivative=tuple(map(float, taps)))
+    half = _inverse_transform(spectrum, np.arange(math.ceil((BYTE_CUT if bytewise else CUT) * sigma / whole) + 1))
+    half = (half / (half[0] + 2 * math.fsum(half[1:]))).astype(dtype)
+    return Decimation(stages=tuple(stages), half_weights=tuple(map(float, half)))
 
 
 @functools.cache
@@ -181,19 +186,42 @@ def _spline(factor: int, zeros: tuple[float, ...]) -> NDArray[np.float64]:
     """B of the module's docstring, from its first sample to its last."""
     spline = np.ones(1)
     for zero in zeros:
-        wave = np.exp(2j * math.pi * zero / factor * (np.arange(factor) - (factor - 1) / 2))
-        spline = np.convolve(spline, np.convolve(wave, wave.conj()).real)
-    return np.asarray(spline / spline.sum())
+        # A box with its zeros moved to one side, convolved with one with its zeros moved to the other side.
+        cosines = cosine(zero / factor * np.arange(factor))
+        counts = [*range(factor), *range(factor - 2, -1, -1)]
+        pair = [math.fsum(cosines[abs(np.arange(-count, count + 1, 2))]) for count in counts]
+        longer = np.zeros(spline.size + len(pair) - 1)
+        for place, weight in enumerate(pair):
+            longer[place : place + spline.size] += weight * spline
+        spline = longer
+    return np.asarray(spline / math.fsum(spline))
 
 
 def _coarse_spectrum(sigma: float, stages: list[Stage]) -> NDArray[np.float64]:
     """That of the coarse weights: the Gaussian's over those of the stages, twice each."""
     frequency = np.arange(FREQUENCIES // 2 + 1) / FREQUENCIES  # cycles per coarse sample
-    spectrum = np.exp(-2 * (math.pi * sigma * frequency) ** 2)
+    wave = math.pi * sigma * frequency
+    spectrum = exponential(-2 * (wave * wave))
     step = math.prod(stage.factor for stage in stages)
     for stage in stages:
-        distance = np.arange(-stage.reach, stage.reach + 1)
-        cosines = np.cos(2 * math.pi / step * frequency[:, None] * distance)
-        spectrum = spectrum / (cosines @ np.array(stage.down)) ** 2
+        # The sum of down[reach + n] cos(n x) by Clenshaw's recurrence.
+        twice = 2 * cosine(frequency / step)
+        one = two = np.zeros_like(frequency)
+        for weight in stage.down[: stage.reach]:
+            one, two = 2 * weight + twice * one - two, one
+        response = stage.down[stage.reach] + twice / 2 * one - two
+        spectrum = spectrum / (response * response)
         step //= stage.factor
     return spectrum
+
+
+def _inverse_transform(spectrum: NDArray[np.float64], places: NDArray[np.int64], order: int = 0) -> NDArray[np.float64]:
+    """Samples at `places` of the real sequence whose spectrum this is times 1j**order; halves are added to halves."""
+    cosines = cosine(np.arange(FREQUENCIES) / FREQUENCIES)
+    turns = np.arange(FREQUENCIES // 2 + 1)[:, None] * places + order * FREQUENCIES // 4
+    terms = spectrum[:, None] * cosines[turns % FREQUENCIES]
+    terms[0] /= 2
+    last, terms = terms[-1] / 2, terms[:-1]
+    while len(terms) > 1:
+        terms = terms[: len(terms) // 2] + terms[len(terms) // 2 :]
+    return np.asarray((terms[0] + last) * 2 / FREQUENCIES)

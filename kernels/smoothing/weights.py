@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import functools
+import math
 
 import numpy as np
 from numpy.typing import NDArray
+
+from kernels.runtime.elementary import exponential
 
 # Weights for integer images are in units of 2**-24: each is exact in float32, and they sum to exactly one.
 WEIGHT_ONE = 1 << 24
@@ -47,8 +50,10 @@ def derivative_weights(sigma: float, radius: int, order: int, dtype: np.dtype) -
     gaussian = np.concatenate((half[:0:-1], half))
     distance = np.arange(-radius, radius + 1) / sigma
     # The Hermite polynomials; a sample after i has the sign of a positive slope.
-    polynomial = {1: distance, 2: distance**2 - 1, 3: distance**3 - 3 * distance}[order]
-    return tuple(float(weight) for weight in (polynomial * gaussian / sigma**order).astype(dtype))
+    square = distance * distance
+    polynomial = {1: distance, 2: square - 1, 3: (square - 3) * distance}[order]
+    scaled = polynomial * gaussian / math.prod([sigma] * order)
+    return tuple(float(weight) for weight in scaled.astype(dtype))
 
 
 @functools.lru_cache(maxsize=64)
@@ -95,6 +100,5 @@ def gaussian_half(sigma: float, radius: int) -> NDArray[np.float64]:
     if radius == 0:
         return np.ones(1)
     distance = np.arange(radius + 1, dtype=np.float64)
-    half = np.exp(-0.5 * (distance / sigma) ** 2)
-    normalised: NDArray[np.float64] = half / (half[0] + 2 * half[1:].sum())
-    return normalised
+    half = exponential(-0.5 * ((distance / sigma) * (distance / sigma)))
+    return np.asarray(half / (half[0] + 2 * math.fsum(half[1:])))

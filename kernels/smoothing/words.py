@@ -19,6 +19,7 @@ Gaussians of which this is not certain are computed otherwise.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -92,7 +93,7 @@ def _finer(radius: int) -> int:
 
 
 def over_all_taps(half: NDArray[Any]) -> Any:
-    return half[0] + 2 * half[1:].sum()
+    return half[0] + 2 * math.fsum(half[1:])
 
 
 def sum_of_constant(x: int, weights: FirstWeights) -> int:

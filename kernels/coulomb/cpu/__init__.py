@@ -68,7 +68,7 @@ def _split(scheme: Scheme) -> Array:
 
 def _scale(scheme: Scheme, unit: float) -> float:
     """The factor from sums of charge / length, in lengths of `unit` angstrom, to e/Å."""
-    return 1 / (scheme.dielectric * unit ** (1 + scheme.distance_dependent))
+    return 1 / (scheme.dielectric * unit * (unit if scheme.distance_dependent else 1))
 
 
 def from_origin(atoms: Array, grid: Grid) -> Array:
@@ -123,14 +123,14 @@ def _cutoff(atoms: Array, grid: Grid, scheme: Scheme, cell: Cell | None, out: Ar
     positions, charges, starts = sorted_atoms(atoms, grid, scheme, cell, cells)
     unit = scheme.cutoff_angstrom
     positions = positions / unit
-    lattice, softening = _lattice(grid, unit, cells), (SOFTENING_ANGSTROM / unit) ** 2
+    lattice, soft = _lattice(grid, unit, cells), SOFTENING_ANGSTROM / unit
     kind, scale, split = _kind(scheme), _scale(scheme, unit), _split(scheme)
 
     def compute(block: Block) -> None:
         points, pitch = _points(block)
         sums, squares = np.empty(points, np.float32), np.empty(pitch, np.float32)
         cutoff_block(
-            kind, positions, charges, starts, lattice, softening, block, sums, squares, out, grid.first, scale, split
+            kind, positions, charges, starts, lattice, soft * soft, block, sums, squares, out, grid.first, scale, split
         )
 
     for_each(compute, _blocks(grid, tuning.CUTOFF_BLOCK_ROWS, grid.shape[2], workers), workers)
@@ -138,14 +138,14 @@ def _cutoff(atoms: Array, grid: Grid, scheme: Scheme, cell: Cell | None, out: Ar
 
 def _direct(atoms: Array, grid: Grid, scheme: Scheme, out: Array, workers: int) -> None:
     positions, charges = from_origin(atoms, grid), atoms[:, 3].astype(np.float32)
-    lattice, softening = _lattice(grid, 1.0), SOFTENING_ANGSTROM**2
+    lattice, soft = _lattice(grid, 1.0), SOFTENING_ANGSTROM
     kind, scale, split = _kind(scheme), _scale(scheme, 1.0), _split(scheme)
 
     def compute(block: Block) -> None:
         points, pitch = _points(block)
         sums, totals, squares = np.empty(points, np.float32), np.empty(points), np.empty(pitch, np.float32)
         direct_block(
-            kind, positions, charges, lattice, softening, block, sums, totals, squares, out, grid.first, scale, split
+            kind, positions, charges, lattice, soft * soft, block, sums, totals, squares, out, grid.first, scale, split
         )
 
     most_points = tuning.MOST_BLOCK_PAIRS / max(len(atoms), 1)

@@ -58,8 +58,8 @@ def points_struct(grid: Grid, scheme: Scheme, atoms: int, unit: float) -> Points
     points = PointsStruct(atoms=atoms)
     points.origin[:], points.step[:] = grid.origin, [h / unit for h in grid.spacing]
     points.first[:], points.shape[:] = grid.first, grid.shape
-    points.scale = 1 / (scheme.dielectric * unit ** (1 + scheme.distance_dependent))
-    points.softening = (SOFTENING_ANGSTROM / unit) ** 2
+    points.scale = 1 / (scheme.dielectric * unit * (unit if scheme.distance_dependent else 1))
+    points.softening = (SOFTENING_ANGSTROM / unit) * (SOFTENING_ANGSTROM / unit)
     points.split[:] = scheme.split or [0.0] * SPLIT_TERMS
     return points
 

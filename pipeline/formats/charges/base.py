@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kernels.runtime.elementary import cosine
 from pipeline.errors import InputError
 from pipeline.formats import Reader
 
@@ -105,11 +106,10 @@ def cell_vectors(lengths: Array, angles_degrees: Array) -> Array | None:
         return None
     if (lengths <= 0).any() or (angles <= 0).any() or (angles >= 180).any():
         raise ValueError(f"no cell has the lengths {_text(lengths)} and the angles {_text(angles)}")
-    # Exactly 0 for right angles: cos(π/2) is not.
-    alpha, beta, gamma = (0.0 if angle == 90 else float(np.cos(np.deg2rad(angle))) for angle in angles)
-    sine = float(np.sqrt(1 - gamma**2))
+    alpha, beta, gamma = cosine(angles / 360).tolist()  # exactly 0 for right angles
+    sine = float(np.sqrt(1 - gamma * gamma))
     across = (alpha - beta * gamma) / sine if sine else 1.0
-    up = 1 - beta**2 - across**2
+    up = 1 - beta * beta - across * across
     if sine == 0 or up <= 0:
         raise ValueError(f"no cell has the angles {_text(angles)}")
     a, b, c = lengths

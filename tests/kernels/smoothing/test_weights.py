@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
 from decimal import Decimal, localcontext
 from fractions import Fraction
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy._core._multiarray_umath import __cpu_dispatch__, __cpu_features__
 from scipy import ndimage
 
+from kernels.smoothing.decimation import decimation
 from kernels.smoothing.weights import (
     EXACT_BITS,
     EXACT_FIRST_ONE,
@@ -27,9 +36,9 @@ RADII = st.integers(0, 127)
 
 
 def ideal(sigma: float, radius: int) -> list[Fraction]:
-    """To 50 digits."""
+    """To 50 digits, but at least exp(-1000): fractions of smaller numbers have thousands of digits."""
     with localcontext(prec=50):
-        half = [(-Decimal(n * n) / (2 * Decimal(sigma) ** 2)).exp() for n in range(radius + 1)]
+        half = [(-min(Decimal(n * n) / (2 * Decimal(sigma) ** 2), Decimal(1000))).exp() for n in range(radius + 1)]
         total = half[0] + 2 * sum(half[1:])
         return [Fraction(weight / total) for weight in half]
 
@@ -131,3 +140,41 @@ def test_weights_of_integers_are_rounded_to_whole_steps() -> None:
     weights = half_weights(1.3, 5, np.dtype(np.uint16))
     exact = ideal(1.3, 5)
     assert [weight * WEIGHT_ONE for weight in weights[1:]] == [round(each * WEIGHT_ONE) for each in exact[1:]]
+
+
+def tables() -> Iterator[tuple[float, ...]]:
+    real = np.dtype(np.float64)
+    for sigma in (0.7, 4.0, 31.0):
+        yield half_weights(sigma, round(4 * sigma), real)
+    for order in (1, 2, 3):
+        yield derivative_weights(2.7, 11, order, real)
+    for sigma, order, bytewise in (
+        (7.0, 0, False), (13.0, 0, False), (100.0, 0, False), (21.0, 1, False), (21.0, 3, False), (9.0, 0, True),
+    ):  # fmt: skip
+        coarse = decimation(sigma, real, order, bytewise=bytewise)
+        for stage in coarse.stages:
+            yield from (stage.down, *stage.up)
+        yield coarse.derivative or coarse.half_weights
+
+
+def digest() -> str:
+    return hashlib.sha256(b"".join(struct.pack(f"<{len(each)}d", *each) for each in tables())).hexdigest()
+
+
+def test_weights_of_float64_stay_as_they_are() -> None:
+    """On every machine: chunks of an image may be computed on several."""
+    assert digest() == "100d548a4fc86e0399f38945e3ae6cfc5616f45eb91f155d554f18c8da4c0a92"
+
+
+def test_weights_do_not_depend_on_the_cpus_instructions() -> None:
+    older = {
+        "NPY_DISABLE_CPU_FEATURES": " ".join(name for name in __cpu_dispatch__ if __cpu_features__[name]),
+        "OPENBLAS_CORETYPE": "Nehalem",
+        "GLIBC_TUNABLES": "glibc.cpu.hwcaps=-AVX512F,-AVX2,-AVX,-FMA,-FMA4",
+    }
+    program = f"from {__name__} import digest; print(digest())"
+    found = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True, env=os.environ | older,
+        cwd=Path(__file__).parents[3],
+    )  # fmt: skip
+    assert found.stdout.strip() == digest()
