@@ -214,6 +214,12 @@ def explain(fault: Mapping[str, Any]) -> str:
     return message if fault["type"] == "value_error" else f"{message[0].lower()}{message[1:]}; got {given}"
 
 
+def of_option(error: ValidationError) -> str:
+    """The first fault of parameters in one line, with the option of the command."""
+    fault = error.errors()[0]
+    return f"{_flag(str(fault['loc'][0]))}: {explain(fault)}" if fault["loc"] else explain(fault)
+
+
 def brief(text: str, most: int = 200) -> str:
     """User input shortened for a message."""
     return text if len(text) <= most else f"{text[:most]}…"

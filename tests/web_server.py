@@ -23,7 +23,7 @@ class _Handler(BaseHTTPRequestHandler):
             return
         found = self.server.objects.get(unquote(asked.path))
         if found is None:
-            self._answer(404)
+            self._answer(self.server.status_of_others)
             return
         generation, data = found
         headers = {"ETag": f'"{generation}"', "Last-Modified": _DATE, "x-goog-generation": str(generation)}
@@ -94,6 +94,8 @@ class _Handler(BaseHTTPRequestHandler):
 
 class WebServer(ThreadingHTTPServer):
     """`objects`: their generation and bytes, by path. `is_google`: it lists, too. `has_ranges`: it sends parts."""
+
+    status_of_others = 404
 
     daemon_threads = True
 

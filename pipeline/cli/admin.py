@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from pipeline.cli.client import JSON, NOT_OVER_IN_TIME, SECONDS, connected, iso_time
+from pipeline.cli.client import JSON, NOT_OVER_IN_TIME, SECONDS, connected, iso_time, say_each
 from pipeline.cli.help import Group
 from pipeline.cli.stdout import say
 from pipeline.config import format_bytes, parse_bytes
@@ -173,10 +173,7 @@ def caps(owner: str | None, group: str | None, as_json: bool, **limits: float | 
         if value is not None:
             found = _asked("admin/caps", whose | {"what": what, "value": None if value == "none" else value})
     found = _asked("admin/caps") if found is None else found
-    if as_json:
-        say(json.dumps(found, indent=2))
-    elif found:
-        say("\n".join(map(_cap_line, found)))
+    say_each(found, as_json, _cap_line)
 
 
 def _cap_line(cap: dict[str, Any]) -> str:
@@ -201,10 +198,7 @@ def usage(since: str | None, until: str | None, daily: bool, as_json: bool) -> N
     with connected() as client:
         params = {name: value for name, value in asked.items() if value is not None}
         found = client.request("GET", "/v1/usage", params=params)
-    if as_json:
-        say(json.dumps(found, indent=2))
-    elif found:
-        say("\n".join(map(_usage_line, found)))
+    say_each(found, as_json, _usage_line)
 
 
 def _usage_line(row: dict[str, Any]) -> str:

@@ -19,16 +19,18 @@ from pipeline.api_models import SILENT_S
 from pipeline.cli.local import FILE_PATH, kept
 from pipeline.cli.stdout import say
 from pipeline.config import format_bytes, format_seconds
-from pipeline.errors import MillraceError, ParameterError, ServiceRefused, counted, printable
+from pipeline.errors import MillraceError, ParameterError, ServiceError, ServiceRefused, counted, printable
 
 if TYPE_CHECKING:
-    from pipeline.client import Client
+    from pipeline.client import Client, Job
 
 # Exit codes of `wait` and `submit --wait`, besides 0 for success, 1 if the service fails and 2 for a user's mistake.
 JOB_FAILED, JOB_CANCELLED, NOT_OVER_IN_TIME = 3, 4, 5
 _ENDINGS = {"succeeded": 0, "failed": JOB_FAILED, "cancelled": JOB_CANCELLED}
 # How often `jobs --watch` asks.
 WATCH_S = 2.0
+# Between the first requests of `wait`, if the service is away.
+RETRY_S = 0.25
 _STATES = ("queued", "planning", "running", "publishing", *_ENDINGS)
 
 JSON = click.option("--json", "as_json", is_flag=True, help="print JSON")
@@ -144,7 +146,7 @@ def submit(
             _show_estimate(jobs)
         if not wait:
             return
-        _wait(jobs, timeout, quiet, as_json, listed=array is not None)
+        _wait(jobs, timeout, _end_of(timeout), quiet, as_json, listed=array is not None)
 
 
 @click.command()
@@ -186,7 +188,8 @@ def status(job: str, as_json: bool) -> None:
 def wait(job_ids: tuple[str, ...], timeout: float | None, quiet: bool, as_json: bool) -> None:
     """Wait until jobs are over. Exit code 3 if one failed, 4 if one was cancelled, 5 on timeout."""
     with connected() as client:
-        _wait([client.job(each) for each in job_ids], timeout, quiet, as_json, listed=len(job_ids) > 1)
+        end = _end_of(timeout)
+        _wait([_awaited(client, each, end) for each in job_ids], timeout, end, quiet, as_json, listed=len(job_ids) > 1)
 
 
 @click.command()
@@ -249,10 +252,7 @@ def workers(as_json: bool) -> None:
     """List the service's workers."""
     with connected() as client:
         found = client.workers()
-    if as_json:
-        say(json.dumps(found, indent=2))
-    elif found:
-        say("\n".join(_worker_line(each) for each in found))
+    say_each(found, as_json, _worker_line)
 
 
 def _show_estimate(found: list[Any]) -> None:
@@ -327,12 +327,35 @@ def _age(seconds: float) -> str:
     return f"{max(seconds, 0):.0f} s"
 
 
-def _wait(found: list[Any], timeout: float | None, quiet: bool, as_json: bool, *, listed: bool) -> NoReturn:
+def _end_of(timeout: float | None) -> float:
+    return math.inf if timeout is None else clock.monotonic() + timeout
+
+
+def _awaited(client: Client, job: str, end: float) -> Job:
+    """The job, even if the service is away as the wait begins: it may be starting again."""
+    from pipeline.client import MOST_OUTAGE_S, ForeignAnswer
+
+    last, is_told = min(end, clock.monotonic() + MOST_OUTAGE_S), False
+    while True:
+        try:
+            return client.job(job)
+        except ForeignAnswer:
+            raise
+        except ServiceError as error:
+            left = last - clock.monotonic()
+            if left <= 0:
+                raise
+            if not is_told:
+                click.echo(f"millrace: {error}; asking again for up to {format_seconds(left)}", err=True)
+            is_told = True
+        clock.sleep(RETRY_S)
+
+
+def _wait(found: list[Any], timeout: float | None, end: float, quiet: bool, as_json: bool, *, listed: bool) -> NoReturn:
     """Waits for the jobs and exits with the code of their outcomes."""
-    end = None if timeout is None else clock.monotonic() + timeout
     for job in found:
         try:
-            job.wait(progress=not quiet, timeout_s=None if end is None else max(end - clock.monotonic(), 0.0))
+            job.wait(progress=not quiet, timeout_s=None if timeout is None else max(end - clock.monotonic(), 0.0))
         except TimeoutError as error:
             click.echo(f"millrace: job {job.id} is {job.state} after {timeout:g} s; it continues", err=True)
             raise SystemExit(NOT_OVER_IN_TIME) from error
@@ -362,11 +385,17 @@ def _change(found: list[Any], change: Callable[[Any], Any], as_json: bool) -> No
 
 def _show(found: list[Any], as_json: bool, line: Callable[[Any], str], *, listed: bool = False) -> None:
     """`listed`: JSON is a list even for one job."""
+    if as_json and not listed:
+        say(json.dumps(found[0].view, indent=2))
+    else:
+        say_each([job.view for job in found] if as_json else found, as_json, line)
+
+
+def say_each(found: list[Any], as_json: bool, line: Callable[[Any], str]) -> None:
     if as_json:
-        views = [job.view for job in found]
-        say(json.dumps(views if listed else views[0], indent=2))
+        say(json.dumps(found, indent=2))
     elif found:
-        say("\n".join(line(job) for job in found))
+        say("\n".join(map(line, found)))
 
 
 def _worker_line(worker: dict[str, Any]) -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pipeline.cli.stdout import say
-from pipeline.config import Settings, explain, load_settings
+from pipeline.config import Settings, load_settings, of_option
 from pipeline.errors import InputError, MillraceError, ParameterError, counted, printable
 from pipeline.storage.objects import is_url, path_named
 
@@ -294,7 +294,10 @@ def _carried_out(
                 + " kept: continue with --resume"
             ),
         )
-        return run_job(job, options, events=events, stream=stream)
+        receipt = run_job(job, options, events=events, stream=stream)
+    if remark := receipt["image"].get("not_converged"):
+        click.echo(f"millrace: warning: {remark}", err=True)
+    return receipt
 
 
 def _parameters(name: str, given: dict[str, Any]) -> Any:
@@ -305,9 +308,7 @@ def _parameters(name: str, given: dict[str, Any]) -> Any:
     try:
         return workload_named(name).Parameters(**given)
     except ValidationError as error:
-        fault = error.errors()[0]
-        where = f"--{str(fault['loc'][0]).replace('_', '-')}: " if fault["loc"] else ""
-        raise ParameterError(f"{where}{explain(fault)}") from error
+        raise ParameterError(of_option(error)) from error
 
 
 def left_behind() -> list[str]:
@@ -336,13 +337,7 @@ _VERIFY_OPTIONS = [
 
 @click.command(params=[click.Argument(["output"], type=FILE_OR_URL), *_VERIFY_OPTIONS])
 def verify(
-    output: Path,
-    chunks: str,
-    moved_input: Path | None,
-    config: Path | None,
-    as_json: bool,
-    quiet: bool,
-    **flags: Any,
+    output: Path, chunks: str, moved_input: Path | None, config: Path | None, as_json: bool, quiet: bool, **flags: Any
 ) -> None:
     """Compute chunks of the result OUTPUT again, from its input and receipt, and compare. Nothing is written.
 

@@ -41,6 +41,7 @@ _ENDPOINTS = re.compile(
 )
 _CODE = re.compile(r"<Code>\s*(\w+)\s*</Code>")
 _STATUS = re.compile(r"status code: (\d{3}[ A-Za-z-]*)")
+_UNTRUSTED = re.compile(r"InvalidCertificate\(\s*(\w+)")
 _HTTP_ERROR = re.compile(r"HTTP error: ([^\n]+)")
 _NO_BUCKET = ("NoSuchBucket", "ContainerNotFound")
 _EXPIRED = ("ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestExpired")
@@ -304,6 +305,10 @@ def failure(path: ObjectPath, kind: type[MillraceError], error: BaseException) -
     if refused or (status or "").startswith(_DENIED):
         way_out = f"check {names}, and what they may do" if names else "the server needs a permission"
         return kind(f"{path}: access is denied ({reason or type(error).__name__}); {way_out}")
+    untrusted = _found(_UNTRUSTED, error)
+    if untrusted is not None:
+        way_out = "if an authority of your own signed it, set SSL_CERT_FILE to that authority's certificate"
+        return kind(f"{path}: the server's certificate is not trusted ({untrusted}); {way_out}")
     if any(host in text for host in _IMDS):
         anonymous = ", or AWS_SKIP_SIGNATURE=true for a public bucket" if path.scheme == "s3" else ""
         return kind(f"{path}: no credentials were found; set {names}{anonymous}")
@@ -357,11 +362,7 @@ def _opened(path: ObjectPath, prefix: str = "") -> Any:
         "retry_config": {
             "max_retries": 10,
             "retry_timeout": timedelta(seconds=RETRY_S),
-            "backoff": {
-                "init_backoff": timedelta(milliseconds=100),
-                "max_backoff": timedelta(seconds=5),
-                "base": 2,
-            },
+            "backoff": {"init_backoff": timedelta(milliseconds=100), "max_backoff": timedelta(seconds=5), "base": 2},
         },
     }
     makers: dict[str, Callable[[], Any]] = {

@@ -13,10 +13,10 @@ FOLDER = Path(__file__).parents[2] / "deploy" / "kubernetes"
 GPU = "nvidia.com/gpu"
 
 
-def render(name):
+def render(folder):
     for command in (["kubectl", "kustomize"], ["kustomize", "build"]):
         if shutil.which(command[0]):
-            done = subprocess.run([*command, FOLDER / name], capture_output=True, text=True, check=False)
+            done = subprocess.run([*command, folder], capture_output=True, text=True, check=False)
             assert (done.returncode, done.stderr) == (0, "")
             return list(yaml.safe_load_all(done.stdout))
     pytest.skip("neither kubectl nor kustomize is installed")
@@ -24,7 +24,7 @@ def render(name):
 
 @pytest.fixture(scope="module", params=["base", "cpu"])
 def rendered(request):
-    return request.param, render(request.param)
+    return request.param, render(FOLDER / request.param)
 
 
 def of_kind(objects, *kinds):
@@ -57,6 +57,20 @@ def test_every_object_as_it_is_written_fits_its_schema():
     objects = [each for name in listed for each in yaml.safe_load_all((FOLDER / "base" / name).read_text())]
     assert len(objects) >= 10
     check_schemas(objects)
+
+
+def test_the_manuals_overlay_can_be_rendered(tmp_path):
+    """With the repository's own base in place of an address."""
+    text = (FOLDER.parents[1] / "docs" / "deploy.md").read_text()
+    overlay = yaml.safe_load(text.partition("```yaml\n# kustomization.yaml\n")[2].partition("```")[0])
+    shutil.copytree(FOLDER / "base", tmp_path / "base")
+    (tmp_path / "overlay").mkdir()
+    (tmp_path / "overlay/kustomization.yaml").write_text(yaml.safe_dump(overlay | {"resources": ["../base"]}))
+    objects = render(tmp_path / "overlay")
+    (claim,) = of_kind(objects, "PersistentVolumeClaim")
+    assert claim["spec"]["storageClassName"] == "cephfs"
+    images = {container["image"] for pod in pods(objects).values() for container in pod["spec"]["containers"]}
+    assert images == {"REGISTRY/millrace:cuda"}
 
 
 def test_pods_are_restricted_as_the_namespace_demands(rendered):
@@ -164,8 +178,8 @@ def test_only_the_tokens_guarded_api_and_the_metrics_can_be_reached(rendered):
 
 def test_pod_monitors_select_the_pods():
     """Their schema is the Prometheus operator's: what they name must be there."""
-    found = pods(render("base"))
-    monitors = render("monitoring")
+    found = pods(render(FOLDER / "base"))
+    monitors = render(FOLDER / "monitoring")
     jobs = set()
     for monitor in monitors:
         assert (monitor["apiVersion"], monitor["kind"]) == ("monitoring.coreos.com/v1", "PodMonitor")

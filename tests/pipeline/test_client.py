@@ -17,21 +17,18 @@ import click
 import httpx2
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 from kernels.smoothing import box
 from pipeline import Client
-from pipeline.answers import lines_of
-from pipeline.api_models import JobView
 from pipeline.cli import cli
 from pipeline.engine.run import stream_on_device
-from pipeline.errors import MillraceError, OutputError, ServiceError, ServiceRefused
+from pipeline.errors import OutputError, ServiceError, ServiceRefused
 from pipeline.service.http import api
 from pipeline.service.http.users.tokens import Tokens, token_line
 from pipeline.service.settings import ServiceSettings
-from pipeline.service.store import Store
 from pipeline.stopping import Stopped
-from tests.images import names_in, read_image
+from tests.images import read_image
+from tests.pipeline.answers import run
 from tests.pipeline.service.live import WAIT_S, live_service
 from tests.pipeline.workloads.packages import BUILT_IN
 
@@ -64,10 +61,6 @@ def service(tmp_path, gate, monkeypatch):
         monkeypatch.delenv("MILLRACE_TOKEN", raising=False)
         yield data
         gate.open.set()
-
-
-def run(*args):
-    return CliRunner().invoke(cli, [str(arg) for arg in args], standalone_mode=False)
 
 
 def test_from_python(service, gate):
@@ -111,227 +104,12 @@ def test_an_address_may_begin_with_capitals(service):
         assert client.workloads()
 
 
-def test_a_service_that_is_not_there(monkeypatch):
-    monkeypatch.setattr("pipeline.client.FIRST_PAUSE_S", 0.001)
-    with Client("http://127.0.0.1:9") as client, pytest.raises(ServiceError, match="no service answers"):
-        client.job("0123456789ab")
-    for wrong in ("gpu-node:8765", "ftp://gpu-node", "http://[::1", "http://gpu-node:port", "http://gpu-node:65537"):
-        with pytest.raises(ServiceRefused, match="is not a service's URL"):
-            Client(wrong)
-    for wrong in ("tökn", " ", "two words", "line\n"):
-        with pytest.raises(ServiceRefused, match="MILLRACE_TOKEN: is not a token"):
-            Client("http://gpu-node", token=wrong)
-
-
-HTTP = httpx2.Client
-
-
-def job_view(**changes):
-    """A job that is running, as a service answers."""
-    return {
-        "id": "0123456789ab", "number": 1, "owner": "ada", "group": "", "workload": "smooth", "input": "i",
-        "output": "o", "parameters": {}, "priority": 0, "array": None, "index": None, "state": "running",
-        "cancelling": False, "attempts": 1, "chunks": None, "chunks_done": 0, "error": None, "submitted_at": 1.0,
-        "started_at": 2.0, "finished_at": None, "device_seconds": 0.0, "held": False,
-        "preemptions": 0, "throttle": None, "no_clobber": False, "limits": {}, "estimate": None,
-        "used": {"seconds": 0.0, "memory_bytes": None, "gpu_memory_bytes": None},
-    } | changes  # fmt: skip
-
-
-def answering(monkeypatch, answer):
-    """Clients from now on are answered so, whatever they ask."""
-    transport = httpx2.MockTransport(answer if callable(answer) else lambda request: answer)
-    monkeypatch.setattr("pipeline.client.httpx2.Client", lambda **how: HTTP(**how, transport=transport))
-    monkeypatch.setattr("pipeline.client.FIRST_PAUSE_S", 0.001)
-
-
-@pytest.mark.parametrize(
-    "url",
-    [
-        "http://ada:s3cr/t@gpu-node", "http://ada:s3cr@t@gpu-node:65537", "ftp://ada:s3cr@t@gpu-node",
-        "ada:s3cr@t@gpu-node", "http://ada:s3cr t@gpu-node",
-    ],
-)  # fmt: skip
-def test_no_message_shows_the_password_of_an_address_that_is_none(url):
-    with pytest.raises(ServiceRefused, match=r"gpu-node(:65537)?: is not a service's URL") as caught:
-        Client(url)
-    assert "s3cr" not in str(caught.value)
-
-
-def refusing(request):
-    raise httpx2.ConnectError("Connection refused")
-
-
-@pytest.mark.parametrize(
-    "answer",
-    [
-        refusing, httpx2.Response(404), httpx2.Response(502), httpx2.Response(200, text="<html>"),
-        httpx2.Response(308, headers={"location": "https://mill.example/"}),
-    ],
-)  # fmt: skip
-def test_no_message_shows_the_password_of_an_address(monkeypatch, answer):
-    answering(monkeypatch, answer)
-    with (
-        Client("http://ada:s3cret@gpu-node") as client,
-        pytest.raises(MillraceError, match="http://gpu-node") as caught,
-    ):
-        client.workloads()
-    assert "s3cret" not in str(caught.value)
-
-
-def test_a_certificate_that_is_not_trusted_here_is_told_with_what_to_set(monkeypatch):
-    def untrusted(request):
-        raise httpx2.ConnectError("[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed")
-
-    answering(monkeypatch, untrusted)
-    with (
-        Client("https://gpu-node") as client,
-        pytest.raises(ServiceError, match="set MILLRACE_CA_FILE to the cert") as caught,
-    ):
-        client.workloads()
-    assert "millrace serve" not in str(caught.value)
-
-
-COMMANDS = [
-    ("submit", "smooth", "in.npy", "out.npy"), ("jobs",), ("workers",),
-    *((name, "0123456789ab") for name in ("status", "wait", "logs", "cancel", "retry", "result")),
-    ("result", "0123456789ab", "--receipt"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-@pytest.mark.parametrize(
-    "said", ["<html>", "null", "5", '["a"]', '[{"id": 5}]', '{"jobs": null, "next": null}', '{"jobs": [{}], "next": 1}']
-)
-def test_another_program_answers(monkeypatch, command, said):
-    answering(monkeypatch, httpx2.Response(200, text=said))
-    found = run(*command).exception
-    assert isinstance(found, ServiceError), repr(found)
-    assert "a Millrace service?" in str(found) or "is MILLRACE_URL that of a service?" in str(found)
-
-
-@pytest.mark.parametrize(
-    ("answer", "kind", "said"),
-    [
-        (httpx2.Response(404, json={"detail": "Not Found"}), ServiceRefused, "status 404 from http://127.0.0.1:8765/v1/w"),
-        (httpx2.Response(404, json={"detail": [{"a": 1}]}), ServiceRefused, "is that a Millrace service?"),
-        (httpx2.Response(502, text="<html>"), ServiceError, "status 502"),
-        (
-            httpx2.Response(308, headers={"location": "https://mill.example/"}), ServiceRefused,
-            "redirects to https://mill.example/; set MILLRACE_URL to that address",
-        ),
-    ],
-)  # fmt: skip
-def test_what_stands_before_a_service_refuses(monkeypatch, answer, kind, said):
-    monkeypatch.delenv("MILLRACE_URL", raising=False)
-    answering(monkeypatch, answer)
-    found = run("workers").exception
-    assert isinstance(found, kind)
-    assert said in str(found)
-
-
-STREAMED = "0123456789ab"
-
-
-def streaming(monkeypatch, sent):
-    """Clients see a job that is running, and of its events these bytes."""
-    view = job_view(id=STREAMED)
-
-    def answer(request):
-        is_stream = request.url.path.endswith("/events")
-        return httpx2.Response(200, content=sent) if is_stream else httpx2.Response(200, json=view)
-
-    answering(monkeypatch, answer)
-
-
-def test_streams_that_end_early_are_no_reason_to_wait_longer(monkeypatch):
-    """A proxy may end them."""
-    streaming(monkeypatch, b"")
-    assert run("wait", STREAMED, "--timeout", "0.2").exception.code == 5
-
-
-@pytest.mark.parametrize("sent", ["id: x\ndata: {}", "data: {", "data: 5", "data: null"])
-def test_what_is_no_event_is_no_outage(monkeypatch, sent):
-    """Another program sends it, and would go on to."""
-    streaming(monkeypatch, f"event: state\n{sent}\n\n".encode())
-    monkeypatch.setattr("pipeline.client.MOST_OUTAGE_S", 0.0)
-    with pytest.raises(ServiceError, match=r"^malformed event .* is that a Millrace service\?"):
-        list(Client().job(STREAMED).events())
-
-
-@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
-@pytest.mark.parametrize("at_once", [1, 2, 7, 1000])
-def test_lines_of_a_stream_end_as_its_specification_says(end, at_once):
-    lines = ["data: a\u2028b\u2029c\x85d\x0b\x0c\x1c\x1d\x1e", "", "", ": ä €", "event: state", ""]
-    sent = "".join(line + end for line in lines).encode() + b"data: {"
-    pieces = [sent[start : start + at_once] for start in range(0, len(sent), at_once)]
-    assert list(lines_of(pieces)) == lines
-
-
 def test_messages_with_unusual_ends_of_lines(service):
     with Client() as client:
         job = client.submit("smooth", "a\u2028b\u2029c\x85d.npy", "out.npy")
         *_, last = [event for event in job.events(timeout_s=WAIT_S) if event.kind == "state"]
         assert last.data["message"].startswith("failed: ")
         assert "a\u2028b\u2029c\x85d.npy: no such file" in last.data["message"]
-
-
-def test_a_service_that_goes_as_the_job_ends_is_not_asked_again(monkeypatch):
-    view = job_view()
-    answers = iter([view, "", view | {"state": "succeeded"}])
-
-    def answer(request):
-        found = next(answers, None)
-        if found is None:
-            raise httpx2.ConnectError("Connection refused")
-        return httpx2.Response(200, text=found) if found == "" else httpx2.Response(200, json=found)
-
-    answering(monkeypatch, answer)
-    assert run("wait", view["id"], "--quiet").exit_code == 0
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "is_done"),
-    [
-        ("failed", "running", True), ("cancelled", "queued", True), ("failed", "succeeded", True),
-        ("failed", "failed", False),  # another job writes its output
-        ("running", "running", False), ("succeeded", "succeeded", False),  # there was nothing to retry
-    ],
-)  # fmt: skip
-def test_a_retry_whose_answer_was_lost_is_found_done(monkeypatch, before, after, is_done):
-    view = job_view(state=before)
-    sent = []
-
-    def answer(request):
-        if request.method == "GET":
-            return httpx2.Response(200, json=view | {"state": after if sent else before})
-        sent.append(request)
-        if len(sent) == 1:
-            raise httpx2.ReadError("Connection reset by peer")
-        problem = {"content-type": "application/problem+json"}
-        return httpx2.Response(409, content=json.dumps({"detail": "it cannot take that now"}), headers=problem)
-
-    answering(monkeypatch, answer)
-    found = run("retry", view["id"])
-    assert len(sent) == 2
-    if is_done:
-        assert (found.exit_code, found.output.split()[:2]) == (0, [view["id"], after])
-    else:
-        assert isinstance(found.exception, ServiceRefused)
-
-
-def test_a_retry_that_is_refused_at_once_stays_refused(monkeypatch):
-    """The service did not act on it, whatever another client has made of the job meanwhile."""
-    view = job_view()
-    states = iter(["failed", "running"])
-
-    def answer(request):
-        if request.method == "GET":
-            return httpx2.Response(200, json=view | {"state": next(states)})
-        return httpx2.Response(409, json={"detail": "no"}, headers={"content-type": "application/problem+json"})
-
-    answering(monkeypatch, answer)
-    assert isinstance(run("retry", view["id"]).exception, ServiceRefused)
 
 
 def test_a_cancellation_that_is_sent_again_stays_one(service, gate):
@@ -344,48 +122,18 @@ def test_a_cancellation_that_is_sent_again_stays_one(service, gate):
         assert job.cancel().state == "cancelled"
 
 
-def test_a_newer_service_may_answer_with_further_fields(monkeypatch):
-    answering(monkeypatch, httpx2.Response(200, json=job_view(colour="red")))
-    with Client() as client:
-        assert client.job("0123456789ab").state == "running"
-
-
-@pytest.mark.parametrize("field", JobView.model_fields)
-def test_an_answer_without_a_field_of_a_job_is_another_programs(monkeypatch, field):
-    view = job_view()
-    del view[field]
-    answering(monkeypatch, httpx2.Response(200, json=view))
-    with Client() as client, pytest.raises(ServiceError, match="is MILLRACE_URL that of a service"):
-        client.job("0123456789ab")
-
-
-@pytest.mark.parametrize(
-    ("variable", "value"),
-    [("ALL_PROXY", "socks5://127.0.0.1:9"), ("HTTP_PROXY", "foo://x"), ("SSL_CERT_FILE", "/none")],
-)
-def test_a_wrong_environment_is_named(monkeypatch, variable, value):
-    monkeypatch.setenv(variable, value)
-    with pytest.raises(ServiceRefused, match=f"the environment is wrong .* correct or unset .*{variable}"):
-        Client("http://127.0.0.1:9")
-
-
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
 def test_no_proxy_is_asked_for_this_machine(service, monkeypatch, host):
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
     monkeypatch.delenv("NO_PROXY", raising=False)
     monkeypatch.delenv("no_proxy", raising=False)
-    monkeypatch.setattr("pipeline.client.FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr("pipeline.client.connection.FIRST_PAUSE_S", 0.001)
     with Client(os.environ["MILLRACE_URL"].replace("127.0.0.1", host)) as client:
         assert client.workloads()
     with Client("http://[::1]:8765") as client:
         assert client._http._transport_for_url(httpx2.URL(client.url)) is client._http._transport
     with Client("http://gpu-node") as client:
         assert client._http._transport_for_url(httpx2.URL(client.url)) is not client._http._transport
-
-
-def test_a_host_that_can_have_no_such_name():
-    with Client(f"http://{'a' * 70}.org") as client, pytest.raises(ServiceRefused, match="is not a host name"):
-        client.workers()
 
 
 def test_a_wrong_token_says_what_to_set(tmp_path, monkeypatch):
@@ -524,54 +272,6 @@ def test_a_refused_submission_names_the_option(service):
         assert str(refused).startswith(said), refused
 
 
-def test_settings_are_shown_as_people_write_them(tmp_path, own_settings):
-    lines = run("config", "check", "--data-roots", tmp_path, "--port", 8000).output.splitlines()
-    shown = {line.split()[0]: " ".join(line.split()[1:]) for line in lines}
-    assert (shown["memory"], shown["port"]) == ("1.0 GiB (default)", "8000 (--port)")
-    assert "[default: 1GiB]" in run("serve", "--help").output
-
-
-def test_places_that_cannot_be_used_are_told_beside_the_settings(tmp_path, own_settings, millrace):
-    (tmp_path / "file").touch()
-    usable = ("config", "check", "--state-dir", tmp_path / "made" / "later")
-    code, out, err = millrace(*usable, "--data-roots", tmp_path)
-    assert (code, err) == (0, "")
-    assert names_in(tmp_path) == ["file"]
-    assert millrace(*usable, "--data-roots", ":")[::2] == (
-        2,
-        "millrace: data_roots: name at least one folder whose files jobs may read and write\n",
-    )
-    wrong = ("--data-roots", f"{tmp_path}/none:{tmp_path}:{tmp_path}/file", "--tokens-file", tmp_path / "none")
-    code, out, err = millrace(*usable, *wrong, "--state-dir", tmp_path / "file" / "state")
-    assert (code, len(out.splitlines())) == (2, len(ServiceSettings.model_fields))
-    way_out = "correct that, or choose another"
-    assert err.replace(str(tmp_path), "T").splitlines() == [
-        f"millrace: data_roots: T/none cannot be used as a folder (No such file or directory); {way_out}",
-        f"millrace: data_roots: T/file cannot be used as a folder (Not a directory); {way_out}",
-        "millrace: tokens_file T/none: No such file or directory; choose one that this user may read",
-        "millrace: state_dir T/file/state: T/file is not a folder that this user may write to; choose another",
-    ]
-
-
-@pytest.mark.parametrize("name", ["x" * 256, "later/" + "x" * 256, "x" * 256 + "/later"])
-def test_a_state_dir_whose_name_is_too_long_is_told_before_the_service_starts(tmp_path, own_settings, millrace, name):
-    folder = tmp_path / name
-    code, _, err = millrace("config", "check", "--data-roots", tmp_path, "--state-dir", folder)
-    assert (code, err) == (2, f"millrace: state_dir {folder}: File name too long; choose another\n")
-
-
-@pytest.mark.parametrize("command", [("config", "check"), ("serve",)], ids=" ".join)
-def test_a_state_dir_beyond_what_sqlite_takes_is_refused(tmp_path, own_settings, millrace, command):
-    parent = tmp_path / ("é" * 50) / ("é" * 50)
-    left = 492 - len(os.fsencode(parent)) - 1
-    folder = parent / ("x" * (left // 2)) / ("x" * (left - left // 2 - 1))
-    assert millrace("config", "check", "--data-roots", tmp_path, "--state-dir", folder)[::2] == (0, "")
-    Store(folder / "jobs.sqlite").close()
-    code, _, err = millrace(*command, "--data-roots", tmp_path, "--state-dir", f"{folder}x")
-    assert (code, err.count("\n")) == (2, 1)
-    assert err.endswith("x: SQLite takes a folder's whole name of at most 492 bytes; choose another\n")
-
-
 def test_an_array_of_jobs(service, gate):
     gate.open.set()
     done = run("submit", "smooth", "in.npy", "out-{index}.npy", "--array", "1-3", "--wait", "--json")
@@ -604,7 +304,7 @@ def test_who_waits_stays_through_an_outage(service, gate, monkeypatch):
         monkeypatch.setattr(client, "stream", after_two_failures)
         assert job.wait(timeout_s=WAIT_S).state == "succeeded"
         assert len(asked) >= 3
-        monkeypatch.setattr("pipeline.client.MOST_OUTAGE_S", 0.0)
+        monkeypatch.setattr("pipeline.client.job.MOST_OUTAGE_S", 0.0)
         asked.clear()
         with pytest.raises(ServiceError, match="no service answers"):
             job.wait()
@@ -613,7 +313,7 @@ def test_who_waits_stays_through_an_outage(service, gate, monkeypatch):
 def test_a_job_that_says_nothing_is_not_waited_for_any_longer(service, gate, monkeypatch):
     """Neither a sign of life nor a broken connection ends the wait here, within the hour: the clock alone does."""
     monkeypatch.setattr("pipeline.service.http.api.HEARTBEAT_S", 3600.0)
-    monkeypatch.setattr("pipeline.client.MOST_SILENCE_S", 3600.0)
+    monkeypatch.setattr("pipeline.client.job.MOST_SILENCE_S", 3600.0)
     first = run("submit", "smooth", "in.npy", "a.npy").output.strip()
     second = run("submit", "smooth", "a.npy", "b.npy", "--after", first).output.strip()
     late = run("wait", second, "--timeout", 0.3)
@@ -806,7 +506,7 @@ def test_names_of_others_do_not_act_on_the_terminal(service, gate, monkeypatch):
     assert line.endswith(r"in.npy → two\nlines\x1b[31m.npy")
     assert r"two\nlines\x1b[31m.npy" in run("status", job).output
     titles = []
-    monkeypatch.setattr("pipeline.client._bar", lambda title: titles.append(title) or nullcontext())
+    monkeypatch.setattr("pipeline.client.job.bar", lambda title: titles.append(title) or nullcontext())
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     with Client() as client:
         client.job(job).wait(progress=True)

@@ -190,8 +190,7 @@ class _Lines:
             if not _NUMBER.fullmatch(field):
                 return self._fault(number, f"'{_quoted(field)}' in place of the {name}; {_layout()}")
         return self._fault(
-            number,
-            f"'{_quoted(fields[-6])}' in place of the residue's number, so a field is missing; {_layout()}",
+            number, f"'{_quoted(fields[-6])}' in place of the residue's number, so a field is missing; {_layout()}"
         )
 
     def _refuse_values(self, number: int, five: Five) -> None:

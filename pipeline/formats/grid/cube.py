@@ -7,15 +7,12 @@ converted to atomic units.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 
-from pipeline.formats.grid.base import GridFormat, GridHeader
+from pipeline.formats.grid.base import GridHeader
 from pipeline.formats.grid.fixed_decimals import NumberStyle
-from pipeline.formats.grid.text import TextGridWriter, TextLayout, open_text
-from pipeline.formats.image.base import ImageReader, ImageWriter
-from pipeline.storage.partial import Opening
+from pipeline.formats.grid.text import TextGrid, TextLayout
 
 BOHR_ANGSTROM = 0.529177210903  # CODATA 2018
 # The atom count has five columns; maps of more atoms are written without them.
@@ -25,7 +22,7 @@ _STYLE = NumberStyle(decimals=6, letter="E", per_line=6)
 _LONGEST_TITLE = 78
 
 
-class Cube(GridFormat):
+class Cube(TextGrid):
     """Any three steps that span a volume. Up to 99,999 atoms are written with their charges, as unknown elements.
 
     If there are more, or none, one such atom without charge is written at the origin: VMD takes a cube without atoms
@@ -37,18 +34,8 @@ class Cube(GridFormat):
     shows_atoms = True
     style = _STYLE
 
-    def file_bytes(self, header: GridHeader) -> int:
-        return _layout(header).nbytes
-
-    def create(self, path: Path, header: GridHeader, opening: Opening = Opening.NEW) -> ImageWriter:
-        return TextGridWriter(path, header.image, opening, _layout(header))
-
-    def open(self, path: Path, header: GridHeader) -> ImageReader:
-        return open_text(path, header.image, _layout(header))
-
-
-def _layout(header: GridHeader) -> TextLayout:
-    return TextLayout(head=_head(header), tail=b"", style=_STYLE, row_length=header.shape[2], values=header.points)
+    def layout(self, header: GridHeader) -> TextLayout:
+        return TextLayout(head=_head(header), tail=b"", style=_STYLE, row_length=header.shape[2], values=header.points)
 
 
 def _head(header: GridHeader) -> bytes:

@@ -7,13 +7,9 @@ field name; VMD the lines in exactly this order; Chimera single spaces; GridData
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from pipeline.formats.grid.base import GridFormat, GridHeader
+from pipeline.formats.grid.base import GridHeader
 from pipeline.formats.grid.fixed_decimals import NumberStyle
-from pipeline.formats.grid.text import GzipTextWriter, TextGridWriter, TextLayout, open_text
-from pipeline.formats.image.base import ImageReader, ImageWriter
-from pipeline.storage.partial import Opening
+from pipeline.formats.grid.text import TextGrid, TextLayout
 
 _STYLE = NumberStyle(decimals=7, letter="e", per_line=3)
 _LONGEST_COMMENT = 76
@@ -27,7 +23,7 @@ _TAIL = (
 )
 
 
-class OpenDx(GridFormat):
+class OpenDx(TextGrid):
     """x slowest, z fastest, three values per line. Any three steps that span a volume, though ChimeraX supports only
     right angles.
     """
@@ -36,19 +32,8 @@ class OpenDx(GridFormat):
     suffixes = (".dx", ".dx.gz")
     style = _STYLE
 
-    def file_bytes(self, header: GridHeader) -> int:
-        return _layout(header).nbytes
-
-    def create(self, path: Path, header: GridHeader, opening: Opening = Opening.NEW) -> ImageWriter:
-        writer = GzipTextWriter if path.suffix.lower() == ".gz" else TextGridWriter
-        return writer(path, header.image, opening, _layout(header))
-
-    def open(self, path: Path, header: GridHeader) -> ImageReader:
-        return open_text(path, header.image, _layout(header))
-
-
-def _layout(header: GridHeader) -> TextLayout:
-    return TextLayout(head=_head(header), tail=_TAIL, style=_STYLE, row_length=header.points, values=header.points)
+    def layout(self, header: GridHeader) -> TextLayout:
+        return TextLayout(head=_head(header), tail=_TAIL, style=_STYLE, row_length=header.points, values=header.points)
 
 
 def _head(header: GridHeader) -> bytes:

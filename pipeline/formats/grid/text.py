@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,9 +13,10 @@ from numpy.typing import NDArray
 
 from pipeline.codecs.deflate import gzipped_bands
 from pipeline.errors import OutputError
+from pipeline.formats.grid.base import GridFormat, GridHeader
 from pipeline.formats.grid.fixed_decimals import NumberStyle, encode
 from pipeline.formats.image.array_reader import ArrayReader, file_array
-from pipeline.formats.image.base import ImageHeader, ImageReader, PartialWriter, Region, require_fit
+from pipeline.formats.image.base import ImageHeader, ImageReader, ImageWriter, PartialWriter, Region, require_fit
 from pipeline.formats.image.contiguous import scratch_block
 from pipeline.formats.image.spooled_writer import SpooledWriter
 from pipeline.storage.partial import Opening, PartialFile, behind_link
@@ -54,7 +56,26 @@ class TextLayout:
         return text.data
 
 
-class TextGridWriter(PartialWriter):
+class TextGrid(GridFormat):
+    """A text format; maps are read as float64, and what stands in front of their numbers may differ."""
+
+    @abstractmethod
+    def layout(self, header: GridHeader) -> TextLayout: ...
+
+    def file_bytes(self, header: GridHeader) -> int:
+        return self.layout(header).nbytes
+
+    def create(self, path: Path, header: GridHeader, opening: Opening = Opening.NEW) -> ImageWriter:
+        writer = _GzipWriter if path.suffix.lower() == ".gz" else _PlainWriter
+        return writer(path, header.image, opening, self.layout(header))
+
+    def open(self, path: Path, header: GridHeader) -> ImageReader:
+        layout = self.layout(header)
+        texts = file_array(path, f"S{layout.style.width}", header.shape, offset=-1, after=len(layout.tail))
+        return ArrayReader(path, replace(header.image, dtype=np.dtype(np.float64)), texts)
+
+
+class _PlainWriter(PartialWriter):
     """Turns regions into text in the calling thread and writes them straight to their offset."""
 
     def __init__(self, path: Path, header: ImageHeader, opening: Opening, layout: TextLayout) -> None:
@@ -86,7 +107,7 @@ class TextGridWriter(PartialWriter):
             done += length
 
 
-class GzipTextWriter(SpooledWriter):
+class _GzipWriter(SpooledWriter):
     """Turns the values into text and compresses it, from first to last."""
 
     def __init__(self, path: Path, header: ImageHeader, opening: Opening, layout: TextLayout) -> None:
@@ -111,12 +132,6 @@ class GzipTextWriter(SpooledWriter):
         text = bytes(self._layout.encode(self.path, self.header, values, first))
         before = self._layout.head if first == 0 else b""
         return before + text + (self._layout.tail if stop == self._layout.values else b"")
-
-
-def open_text(path: Path, header: ImageHeader, layout: TextLayout) -> ImageReader:
-    """A map as text, each number in its place; read as float64. What stands in front of the numbers may differ."""
-    texts = file_array(path, f"S{layout.style.width}", header.shape, offset=-1, after=len(layout.tail))
-    return ArrayReader(path, replace(header, dtype=np.dtype(np.float64)), texts)
 
 
 def _has_no_text(path: Path, point: Iterable[Any], value: Any) -> OutputError:

@@ -101,7 +101,7 @@ _LISTS = FileLists(open_image, format_for_output)
 
 def _format_of(path: Path) -> ImageFormat | None:
     with reading(path):
-        is_folder = is_zarr(path) if isinstance(path, ObjectPath) else path.is_dir()
+        is_folder = _is_zarr_object(path) if isinstance(path, ObjectPath) else path.is_dir()
         if not is_folder:
             path.stat()
     beginning = b"" if is_folder else first_bytes(path, FIRST_BYTES, opened_to_read)
@@ -112,6 +112,13 @@ def _format_of(path: Path) -> ImageFormat | None:
         raise InputError(f"{path}: is a folder but not a Zarr array; name an image file in it")
     # The format of the suffix reports what is wrong with the file's start.
     return _by_suffix(path)
+
+
+def _is_zarr_object(path: ObjectPath) -> bool:
+    """Whether metadata of a Zarr lie below the path. A name like a file's is looked up itself first; not a Zarr's,
+    for which a web server may send a list of the folder."""
+    is_like_a_file = not isinstance(_by_suffix(path), Zarr | None)
+    return not (is_like_a_file and path.exists()) and is_zarr(path)
 
 
 def _by_suffix(path: Path) -> ImageFormat | None:

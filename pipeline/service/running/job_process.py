@@ -84,13 +84,7 @@ class JobProcesses:
         return Lease(process, partial(self._put_back, process))
 
     def look(
-        self,
-        path: Path,
-        function: Callable[..., T],
-        *arguments: Any,
-        known: object,
-        most_bytes: int,
-        most_s: float,
+        self, path: Path, function: Callable[..., T], *arguments: Any, known: object, most_bytes: int, most_s: float
     ) -> T:
         """`Lease.call` in a process of its own, for so long at most. InputError if it takes longer, or dies of it."""
         ends_at = time.monotonic() + most_s
@@ -340,12 +334,7 @@ class _Server:
         return _members(self._objects[0])
 
     def call_function(
-        self,
-        function: Callable[..., Any],
-        path: Path,
-        arguments: tuple[Any, ...],
-        most_bytes: int,
-        known: object,
+        self, function: Callable[..., Any], path: Path, arguments: tuple[Any, ...], most_bytes: int, known: object
     ) -> Any:
         self._limit(most_bytes)
         self._input, self._doing, self._remedy = path, "looking at it", ""

@@ -183,6 +183,8 @@ class Run:
             self.cleanup.wait_until_removed(output)
             self.check()
             receipt = self._finished_before(output) or self._carry_out()
+            if (remark := receipt["image"].get("not_converged")) is not None:
+                self.log(f"warning: {remark}")
             return Published(epoch), receipt
         except StopRequested:
             return self.stopped(), None

@@ -22,7 +22,6 @@ from pipeline.cluster.executor import Executor
 from pipeline.engine.run import finished_before
 from pipeline.errors import Crowded, MillraceError, ServiceRefused, StorageError, UserError, counted
 from pipeline.service.jobs import (
-    MOST_DEATHS,
     Action,
     Died,
     Discard,
@@ -39,6 +38,7 @@ from pipeline.service.roots import DataRoots
 from pipeline.service.running.caution import Backoff, ClockCheck
 from pipeline.service.running.cleanup import Cleanup
 from pipeline.service.running.job_process import JobProcesses, ProcessDied
+from pipeline.service.running.places import Places
 from pipeline.service.running.run import Run, StopRequested, UnderWay
 from pipeline.service.running.together import Company, Sizes, Together, gathered, may_have_company, remove_what_is_left
 from pipeline.service.store import Facts, Store, StoredJob
@@ -53,10 +53,6 @@ PRUNE_S = 600.0
 LATELY_S = 600.0
 # Planning for an estimate may take so long.
 ESTIMATE_S = 20.0
-# So long may a job that is suspected of crashes keep others waiting.
-ALONE_S = 30.0
-# A job that is planned for longer gives up its place until it is planned.
-PATIENCE_S = 20.0
 # A run is not preempted sooner, so that each run makes progress.
 LEAST_RUN_S = 60.0
 
@@ -100,12 +96,10 @@ class Runner:
         self._processes = processes
         self._cleanup = Cleanup(store, roots)
         self._backoff = Backoff()
-        self._runs: dict[str, Run] = {}  # by their job, or the first of several that run together
+        self._places = Places(limits.jobs_at_once)
         self._sizes = Sizes()
         self._gathering = threading.Lock()
         self._estimating = threading.Lock()
-        self._to_be_alone: set[str] = set()  # running jobs that shared their workers' memory with one that made room
-        self._lock = threading.Lock()
         self._woken = threading.Event()
         self._draining = threading.Event()
         self._dispatcher = threading.Thread(target=self._dispatch, name="dispatcher", daemon=True)
@@ -155,7 +149,7 @@ class Runner:
         """Performs actions of the state machine."""
         for action in actions:
             if isinstance(action, Stop):
-                run = self._run_with(job)
+                run = self._places.run_with(job)
                 if run is None or not any(each.job.id == job and each.job.epoch == action.epoch for each in run.jobs):
                     continue
                 if run.company:
@@ -180,36 +174,27 @@ class Runner:
 
     def _stop_all(self) -> list[threading.Thread]:
         """Asks every run to stop; returns their threads."""
-        runs = self._all_runs()
+        runs = self._places.runs()
         for run in runs:
             run.stopping.set()
         return [run.thread for run in runs if run.thread is not None]
 
     def under_way(self, job: str) -> UnderWay | None:
         """Progress of a job's run; None without a run here, or before its first chunk."""
-        run = self._run_with(job)
+        run = self._places.run_with(job)
         return run.under_way() if run is not None else None
-
-    def _run_with(self, job: str) -> Run | None:
-        """The newest run of a job, alone or together with others."""
-        runs = reversed(self._all_runs())
-        return next((run for run in runs if any(each.job.id == job for each in run.jobs)), None)
-
-    def _all_runs(self) -> list[Run]:
-        with self._lock:
-            return list(self._runs.values())
 
     @property
     def running(self) -> int:
         """Runs; jobs that run together are one."""
-        return len(self._all_runs())
+        return len(self._places.runs())
 
     def _choice(self) -> dict[str, Any]:
         """Which jobs may be claimed: arguments of the store's `claim` and `most_urgent`."""
         return {
             "owner_cap": self._limits.jobs_at_once_of_an_owner,
-            "but": self._slow_planners(),
-            "together": Counter(each.asked.owner for run in self._all_runs() for each in run.company),
+            "but": self._places.slow_planners(),
+            "together": Counter(each.asked.owner for run in self._places.runs() for each in run.company),
         }
 
     # The dispatcher
@@ -221,7 +206,7 @@ class Runner:
             try:
                 now, tick = time.time(), time.monotonic()
                 if tick - renewed > LEASE_S / 3:
-                    at_work = [each.job.id for run in self._all_runs() for each in run.jobs]
+                    at_work = [each.job.id for run in self._places.runs() for each in run.jobs]
                     self._store.renew(self.name, at_work, now=now, lease_s=LEASE_S)
                     renewed = tick
                     for job, epoch in self._store.lost(self.name, now=now, lease_s=LEASE_S, others_too=False):
@@ -251,54 +236,18 @@ class Runner:
     def _may_claim(self) -> bool:
         return (
             not self._draining.is_set()
-            and self._places_taken() < self._limits.jobs_at_once
-            and not self._to_be_alone & self._runs.keys()
-            and not self._has_suspect()
+            and self._places.has_free()
+            and not self._places.is_blocked()
             and self._backoff.is_over
             and self._has_workers()
-        )
-
-    def _places_taken(self) -> int:
-        """Of `jobs_at_once`. Runs that are still being planned after PATIENCE_S do not count until they are planned."""
-        tick = time.monotonic()
-        with self._lock:
-            for run in self._runs.values():
-                if run.planning and tick - run.started > PATIENCE_S:
-                    run.placed = False
-            return sum(run.placed or not run.planning for run in self._runs.values())
-
-    def _may_run(self, job: str) -> bool:
-        """Whether a run, which is planned now, has a place; gives it one that is free."""
-        with self._lock:
-            run = self._runs[job]
-            run.planning = False
-            if not run.placed:
-                run.placed = sum(each.placed for each in self._runs.values()) < self._limits.jobs_at_once
-            return run.placed
-
-    def _slow_planners(self) -> list[str]:
-        """Owners who have as many jobs that are planned slowly as may run at once: their others wait."""
-        with self._lock:
-            slow = Counter(run.claimed.asked.owner for run in self._runs.values() if not run.placed and run.planning)
-        return [owner for owner, count in slow.items() if count >= self._limits.jobs_at_once]
-
-    def _has_suspect(self) -> bool:
-        """Whether a job has begun that its next death would fail: beside it, others would be blamed for that death."""
-        return any(
-            run.claimed.job.deaths == MOST_DEATHS - 1
-            and not run.has_progressed
-            and time.monotonic() - run.started < ALONE_S
-            for run in self._all_runs()
         )
 
     def _preempt(self, now: float) -> None:
         """If a job of an operator waits since all places are taken, has a less urgent job give up its place."""
         if not self._backoff.is_over or not self._has_workers():
             return
-        runs = self._all_runs()
-        if self._places_taken() < self._limits.jobs_at_once or any(
-            run.preempted.is_set() or run.stopping.is_set() for run in runs
-        ):
+        runs = self._places.runs()
+        if self._places.has_free() or any(run.preempted.is_set() or run.stopping.is_set() for run in runs):
             return
         priority = self._store.most_urgent(now=now, **self._choice())
         if priority is None or priority <= 0:  # only operators may submit above 0
@@ -348,28 +297,21 @@ class Runner:
             tell=partial(self._tell_until_stored, claimed.job, stopping),
             stopping=stopping,
             log=partial(self._log, job),
-            on_crowded=partial(self._let_alone, job),
-            may_run=partial(self._may_run, job),
+            on_crowded=partial(self._places.let_alone, job),
+            may_run=partial(self._places.may_run, job),
         )
-
-    def _let_alone(self, job: str) -> None:
-        """No job is claimed until those end that run besides this one."""
-        with self._lock:
-            self._to_be_alone = self._runs.keys() - {job}
 
     def _begin(self, run: Run) -> bool:
         """Starts a run on its own thread; returns False if the system refuses a thread."""
         job = run.claimed.job.id
         run.thread = threading.Thread(target=self._run, args=(run,), name=f"job-{job}", daemon=True)
-        with self._lock:
-            self._runs[job] = run
+        self._places.add(run)
         if self._draining.is_set():  # since the claim
             run.stopping.set()
         try:
             run.thread.start()
         except RuntimeError as error:  # no thread left
-            with self._lock:
-                del self._runs[job]
+            self._places.remove(run)
             LOG.error("job %s waits: %s; check the limits on threads and memory", job, error)
             metrics.count_error(error)
             self._tell(job, LeaseLost(run.epoch))
@@ -406,9 +348,7 @@ class Runner:
             metrics.count_error(error)
         finally:
             run.release()
-            with self._lock:
-                if self._runs.get(job) is run:  # not the run of a retry
-                    del self._runs[job]
+            self._places.remove(run)
             self.wake()
 
     def _company_of(self, run: Run) -> Company | None:
@@ -457,7 +397,7 @@ class Runner:
             self._sizes.failed(array_id, count)
             metrics.count_error(error)
             if isinstance(error, Crowded):
-                self._let_alone(run.claimed.job.id)
+                self._places.let_alone(run.claimed.job.id)
             elif not isinstance(error, UserError):
                 self._backoff.failed()
             if not isinstance(error, MillraceError):

@@ -6,43 +6,25 @@ The SQL is in schema.sql and queries.sql.
 from __future__ import annotations
 
 import json
-import os
 import sqlite3
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from pipeline import metrics
 from pipeline.api_models import TERMINAL, EventView, State
-from pipeline.config import format_bytes
-from pipeline.errors import ParameterError, StorageError, counted
+from pipeline.errors import ParameterError
 from pipeline.service.jobs import ACTIVE, Claimed, DependencyFailed, Event, Outcome, RetryRequested
-from pipeline.service.store.database import Database
-from pipeline.service.store.job_events import JobEvents
-from pipeline.service.store.limits import NOT_TOGETHER, UNFINISHED, HoldKind, Rules, Subject, called
-from pipeline.service.store.records import (
-    NO_FACTS,
-    Delivery,
-    Facts,
-    JobFilter,
-    NewJob,
-    StoredJob,
-    Usage,
-    Used,
-    stored,
-)
-from pipeline.service.store.statements import migrate, storing
+from pipeline.service.store.limits import NOT_TOGETHER, HoldKind, Rules, Subject
+from pipeline.service.store.opened import OpenStore
+from pipeline.service.store.records import NO_FACTS, Delivery, Facts, JobFilter, NewJob, StoredJob, Usage, Used, stored
 from pipeline.service.store.transaction import NoSuchJob, OutputTaken, Reading, Transaction
 
 # Besides what is defined here.
 __all__ = ["Delivery", "Facts", "JobFilter", "NewJob", "NoSuchJob", "OutputTaken", "StoredJob", "Usage", "Used"]
 
 ANY = JobFilter()
-LEAST_ROOM_BYTES = 1 << 20  # on the disk: with less, no job is accepted
-HALF_LIFE_S = 24 * 3600.0  # of an owner's past use: yesterday's counts half
 PRUNED_AT_ONCE = 200  # keeps transactions short
 SESSIONS_OF_A_TOKEN = 100
 MOST_COMPANY = 1024  # of jobs that run together
@@ -55,35 +37,8 @@ class DependencyForgotten(ParameterError):
     """A job cannot be retried: a job that it depends on has been forgotten."""
 
 
-class Store:
+class Store(OpenStore):
     """The jobs of one state folder. Thread-safe."""
-
-    def __init__(self, path: Path, *, quota_days: int = 30, webhook: str | None = None) -> None:
-        """Opens or creates the database, and brings it to the newest version.
-
-        quota_days : the period of quotas
-        webhook    : a URL to notify of every job that ends, besides the job's own
-
-        Raises StorageError if that fails, ParameterError if a newer Millrace wrote it.
-        """
-        self.path = path
-        self._webhook = webhook
-        self._quota_days = quota_days
-        self.job_events = JobEvents()
-        self._database = Database(path, {"halved": (2, _halved)})
-        try:
-            with storing(path):
-                path.parent.mkdir(parents=True, exist_ok=True)
-                with self._database.writing() as connection:
-                    migrate(connection, path)
-                self._file = _identity(path)
-        except BaseException:
-            self.close()
-            raise
-
-    def close(self) -> None:
-        """Call this once no other thread uses the store."""
-        self._database.close()
 
     # Accepting
 
@@ -119,7 +74,7 @@ class Store:
             self._check_room()
             rules = self._rules(transaction, now)
             rules.refuse_over_quota(owner, new[0].group)
-            _refuse_too_many(transaction, rules, new, most_of_an_owner)
+            rules.refuse_too_many(owner, new[0].group, len(new), most_of_an_owner)
             befores = frozenset().union(*(each.after | each.after_any for each in new))
             states = {before: transaction.job(before, groups).job.state for before in befores}
             ids = [transaction.add(each, states) for each in new]
@@ -363,9 +318,6 @@ class Store:
         with self._read() as reading:
             return self._rules(reading, now)
 
-    def _rules(self, reading: Reading, now: float) -> Rules:
-        return Rules(reading, now=now, days=self._quota_days)
-
     def usage(
         self, *, first: int, until: int | None = None, groups: Sequence[str] | None = None, daily: bool = False
     ) -> list[Usage]:
@@ -453,51 +405,6 @@ class Store:
             found: float | None = reading.execute("oldest_queued").fetchone()[0]
             return found
 
-    def check(self) -> None:
-        """StorageError if the disk cannot be written, or a restart would not find the database.
-
-        Only a write shows that the disk is writable, so this writes the unchanged version. Jobs need more room.
-        """
-        self._check_is_there()
-        self._check_room()
-        with storing(self.path), self._database.writing() as connection:
-            version = connection.execute("PRAGMA user_version").fetchone()[0]
-            connection.execute(f"PRAGMA user_version = {version}")
-
-    def _check_is_there(self) -> None:
-        """StorageError if the name of the open database now leads to another file, or none."""
-        with storing(self.path):
-            found = _identity(self.path) if self.path.exists() else None
-        if found != self._file:
-            what = "is gone" if found is None else "is another file"
-            raise StorageError(f"{self.path}: {what} since the service opened it; put it back, or restart the service")
-
-    def _check_room(self) -> None:
-        """StorageError if running jobs could soon be unable to record their progress."""
-        with storing(self.path):
-            room = os.statvfs(self.path.parent)
-        left = room.f_bavail * room.f_frsize
-        if left < LEAST_ROOM_BYTES:
-            raise StorageError(f"{self.path.parent}: {format_bytes(left)} are left on the disk; make room")
-
-    @contextmanager
-    def _read(self) -> Iterator[Reading]:
-        with storing(self.path), self._database.reading() as connection:
-            yield Reading(connection)
-
-    @contextmanager
-    def _write(self, now: float) -> Iterator[Transaction]:
-        """One transaction; once it is on disk, listeners of the changed jobs are woken."""
-        with storing(self.path), self._database.writing() as connection:
-            transaction = Transaction(connection, now, self._webhook)
-            yield transaction
-            transaction.finish()
-        for each in transaction.ended:
-            each.count()
-        for usage in transaction.used:
-            usage.count()
-        self.job_events.notify(transaction.changed)
-
 
 def _applied(transaction: Transaction, job: str, event: Event, facts: Facts) -> Outcome:
     if facts.used is not None:  # even if the event is ignored
@@ -512,33 +419,3 @@ def _applied(transaction: Transaction, job: str, event: Event, facts: Facts) -> 
 
 def _company(reading: Reading, job: str, most: int) -> list[sqlite3.Row]:
     return reading.execute("company", id=job, within=MOST_OF_AN_ARRAY, most=most).fetchall()
-
-
-def _refuse_too_many(transaction: Transaction, rules: Rules, new: Sequence[NewJob], most: int | None) -> None:
-    """`most`: how many unfinished jobs an owner may have if no cap says otherwise."""
-    owner, group, count = new[0].owner, new[0].group, len(new)
-    limits: tuple[tuple[Subject, str, float | None], ...] = (("owner", owner, most), ("group", group, None))
-    for kind, name, default in limits:
-        cap = rules.cap(kind, name, UNFINISHED) or default
-        if cap is None:
-            continue
-        if count > cap:  # waiting would not help
-            raise ParameterError(
-                f"array: {count:,} jobs are more than the {cap:,.0f} that {'an' if kind == 'owner' else 'a'} {kind} "
-                "may have unfinished; submit smaller arrays"
-            )
-        waiting = int(transaction.execute(f"active_of_{kind}", name=name).fetchone()[0])
-        if waiting + count > cap:
-            raise ParameterError(
-                f"{called(kind, name)} has {counted(waiting, 'unfinished job')}, of {cap:,.0f} allowed: wait for some, "
-                "or cancel some"
-            )
-
-
-def _identity(path: Path) -> tuple[int, int]:
-    found = path.stat()
-    return found.st_dev, found.st_ino
-
-
-def _halved(amount: float | None, age_s: float | None) -> float | None:
-    return None if amount is None or age_s is None else float(amount * 0.5 ** (max(age_s, 0.0) / HALF_LIFE_S))

@@ -91,6 +91,28 @@ class Rules:
                 left = min(left, (self.cap(kind, name, what) or math.inf) - used)
         return left
 
+    def refuse_too_many(self, owner: str, group: str, count: int, most: int | None) -> None:
+        """ParameterError if the owner, or the group, may not have so many more unfinished jobs.
+
+        most : how many an owner may have if no cap says otherwise
+        """
+        limits: tuple[tuple[Subject, str, float | None], ...] = (("owner", owner, most), ("group", group, None))
+        for kind, name, default in limits:
+            cap = self.cap(kind, name, UNFINISHED) or default
+            if cap is None:
+                continue
+            if count > cap:  # waiting would not help
+                raise ParameterError(
+                    f"array: {count:,} jobs are more than the {cap:,.0f} that {'an' if kind == 'owner' else 'a'} "
+                    f"{kind} may have unfinished; submit smaller arrays"
+                )
+            waiting = int(self._reading.execute(f"active_of_{kind}", name=name).fetchone()[0])
+            if waiting + count > cap:
+                raise ParameterError(
+                    f"{called(kind, name)} has {counted(waiting, 'unfinished job')}, of {cap:,.0f} allowed: wait for "
+                    "some, or cancel some"
+                )
+
     def refuse_over_quota(self, owner: str, group: str) -> None:
         """ParameterError if the owner, or the group, has used up a quota; it says when some of it is free again."""
         if not self._has_quotas():

@@ -44,7 +44,9 @@ def sole_server(state_dir: Path) -> Iterator[None]:
             for descriptor in locks:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise ParameterError(f"state_dir {state_dir}: another server is using it; choose another") from error
+            raise ParameterError(
+                f"state_dir {state_dir}: another server is using it; stop that, or choose another"
+            ) from error
         except OSError as error:  # on some network file systems
             raise ParameterError(
                 f"state_dir {state_dir}: cannot be locked ({error.strerror}); choose one on a local disk"

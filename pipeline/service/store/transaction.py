@@ -16,16 +16,7 @@ from typing import Any
 
 from pipeline.api_models import TERMINAL, State
 from pipeline.errors import OutputError, ParameterError
-from pipeline.service.jobs import (
-    ACTIVE,
-    DependencyFailed,
-    Event,
-    Job,
-    Outcome,
-    TellDependents,
-    handle,
-    submitted,
-)
+from pipeline.service.jobs import ACTIVE, DependencyFailed, Event, Job, Outcome, TellDependents, handle, submitted
 from pipeline.service.store.records import (
     NO_FACTS,
     Ended,

@@ -257,11 +257,7 @@ def _environment() -> Environment:
         loader=FileSystemLoader(FOLDER / "templates"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
         lstrip_blocks=True,
     )  # fmt: skip
-    environment.globals |= {
-        "version": __version__,
-        "ACTIVE": ACTIVE,
-        "TERMINAL": TERMINAL,
-    }
+    environment.globals |= {"version": __version__, "ACTIVE": ACTIVE, "TERMINAL": TERMINAL}
     environment.filters |= FILTERS | {"marked": marked}
     return environment
 

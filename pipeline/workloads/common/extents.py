@@ -14,7 +14,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import PlainSerializer, ValidationError, WithJsonSchema, WrapValidator
 
-from pipeline.config import explain
+from pipeline.config import of_option
 from pipeline.errors import ParameterError
 from pipeline.formats.image.base import ImageHeader
 from pipeline.formats.image.metadata import in_unit, unit_named
@@ -74,9 +74,7 @@ def in_samples(asked: P, names: Sequence[str], header: ImageHeader, path: Path) 
     try:
         return type(asked)(**{**given, **changed}), remarks
     except ValidationError as error:
-        fault = error.errors()[0]
-        where = f"--{str(fault['loc'][0]).replace('_', '-')}: " if fault["loc"] else ""
-        raise ParameterError(f"{where}{explain(fault)}") from error
+        raise ParameterError(of_option(error)) from error
 
 
 def _along(

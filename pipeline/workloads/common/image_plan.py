@@ -30,7 +30,7 @@ def plan_image(
     budget: Budget,
     halo: Sequence[tuple[int, int]],
     *,
-    header: ImageHeader | None = None,
+    header: ImageHeader,
     further: ArraySpec | None = None,
     most_bytes: int | None = None,
     whole: Collection[int] = (),
@@ -42,7 +42,7 @@ def plan_image(
     """Cut an image along the blocks of its input and output.
 
     halo       : samples that a chunk needs before and after along each axis
-    header     : of the output, of the input's shape; None: the input's
+    header     : of the output, of the input's shape
     further    : an output of each chunk besides the samples
     most_bytes : of a chunk's input and output samples together
     whole      : axes that no chunk parts, besides the samples of a pixel
@@ -53,7 +53,7 @@ def plan_image(
 
     Raises ParameterError if not even the smallest chunk fits the budget, or if there would be too many.
     """
-    source, header = reader.header, header or reader.header
+    source = reader.header
     form = images.format_for_output(spec.output, storage)
     multiple, grain = (1,) * len(source.shape), _grain(reader, form, header)
     outputs = [(spec.output, header), *also]

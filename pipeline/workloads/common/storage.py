@@ -18,8 +18,7 @@ class StorageParameters(Parameters):
         description="Zarr: pixels of a chunk, TIFF: of a tile: one number for rows and columns, or one for each axis",
     )
     shards: tuple[int, ...] | None = Field(
-        None,
-        description="Zarr: pixels of a file of several chunks, in the same form [default: 16 MiB past 8 GiB]",
+        None, description="Zarr: pixels of a file of several chunks, in the same form [default: 16 MiB past 8 GiB]"
     )
     compression: Literal["none", "lz4", "zstd", "deflate", "lzw"] | None = Field(
         None, description="compression of the output [default: Zarr zstd; TIFF none, or as the input]"

@@ -50,13 +50,7 @@ def _halo(asked: Any, axes: int) -> Sequence[int]:
 
 
 def _define(
-    block: NDArray[np.float64],
-    *,
-    sigma_range: float,
-    sigma_spatial: Any,
-    size: Any,
-    axes: tuple[int, ...],
-    out: Any,
+    block: NDArray[np.float64], *, sigma_range: float, sigma_spatial: Any, size: Any, axes: tuple[int, ...], out: Any
 ) -> None:
     """The same by its definition: a weighted mean of each window."""
     sigmas, sizes = _window(size, sigma_spatial, len(axes))

@@ -29,7 +29,7 @@ class ChainParameters(OperatorParameters):
     """The steps, and what they share."""
 
     step: list[str] = Field(
-        description="an operator with its parameters: 'median size=3'; may be repeated, in the order of the steps",
+        description="an operator with its parameters: 'median size=3'; may be repeated, in the order of the steps"
     )
     keep: int | None = Field(
         None, ge=1, description="also write the result of this step, from 1, beside OUTPUT: out.step2.tif of out.tif"

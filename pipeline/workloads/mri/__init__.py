@@ -36,12 +36,7 @@ from pipeline.workloads.mri.images import Image, ImageSource, Trajectory, groups
 from pipeline.workloads.mri.memory import Problem, device_bytes, largest_problem, least_bytes
 from pipeline.workloads.mri.parameters import MriParameters
 from pipeline.workloads.mri.preview import Plane
-from pipeline.workloads.mri.reconstruction import (
-    Reconstructed,
-    Reconstruction,
-    sample_times,
-    threads_for,
-)
+from pipeline.workloads.mri.reconstruction import Reconstructed, Reconstruction, sample_times, threads_for
 from pipeline.workloads.mri.regularized import regularized
 from pipeline.workloads.mri.remarks import remarks
 from pipeline.workloads.mri.series import MagnitudeSink, series_header
@@ -94,7 +89,8 @@ class MriJob:
         self._versions = self._further_versions()
         self._source = ImageSource(spec.input, self.parameters)
         try:
-            self._basis = self._read_basis()
+            basis = self.parameters.basis
+            self._basis = None if basis is None else read_basis(basis, self._source.times, spec.input)
             times = self._source.times if self._basis is None else self._basis.shape[1]
             self.header = series_header(self._source, self.parameters, times)
             refusal = self._form.refusal(self.header, spec.output)
@@ -124,10 +120,6 @@ class MriJob:
         self._host_bytes = 0  # for maps that do not fit the GPU
         self._lock = threading.Lock()
         self._one_volume = threading.Lock()  # each takes the whole device
-
-    def _read_basis(self) -> NDArray[Any] | None:
-        path = self.parameters.basis
-        return None if path is None else read_basis(path, self._source.times, self.spec.input)
 
     def _inputs(self) -> Iterator[Path]:
         """Every file that is read."""
@@ -446,7 +438,7 @@ class MriJob:
             axes=AXES,
             dtype=self.header.dtype.name,
             nbytes=samples * COMPLEX.itemsize + self.header.nbytes,
-            remarks=found | dict(self._audit.convergence()),
+            remarks=found | dict(self._audit.convergence(settles=not self.parameters.has_random_shifts)),
         )
 
     @cached_property

@@ -24,6 +24,8 @@ _FLOOR = 1e-6
 # The segments' error is a root mean square over the field map.
 _WORST_OF_SEGMENTS = 8.0
 MOST_CURVES = 16
+# Relative change of a regularised image in its last iteration; one that has converged changes by 1e-4 or so.
+_NOT_CONVERGED = 5e-3
 
 
 class MriAudit:
@@ -101,8 +103,11 @@ class MriAudit:
         with self._lock:
             self._images[number] = {name: value for name, value in note.items() if name != "preview"}
 
-    def convergence(self) -> Mapping[str, Any]:
-        """For the receipt: the residuals of the first image after each iteration, and the last ones of all."""
+    def convergence(self, *, settles: bool) -> Mapping[str, Any]:
+        """For the receipt: the residuals of the first image after each iteration, and the last ones of all.
+
+        settles : whether images rest once they have converged: not with penalties that shift them randomly
+        """
         with self._lock:
             images = dict(sorted(self._images.items()))
         if not images:
@@ -122,6 +127,12 @@ class MriAudit:
                 if values:
                     ends = f"{min(values):.4g} to {max(values):.4g}"
                     found[name] = float(f"{values[0]:.4g}") if len(values) == 1 else ends
+            change = max(note.get("change", 0.0) for note in images.values())
+            if settles and change > _NOT_CONVERGED:
+                found["not_converged"] = (
+                    f"the last iteration still changed an image by {100 * change:.2g} %: raise --iterations, or lower "
+                    "--strength"
+                )
         if curves:
             found["convergence"] = curves[min(curves)]
         return found

@@ -129,11 +129,7 @@ def _suggested(reach: float) -> TrajectoryUnits:
 
 
 def _shape(
-    parameters: MriParameters,
-    header: KSpaceHeader,
-    units: TrajectoryUnits,
-    reach: NDArray[np.float64],
-    path: Path,
+    parameters: MriParameters, header: KSpaceHeader, units: TrajectoryUnits, reach: NDArray[np.float64], path: Path
 ) -> tuple[int, ...]:
     asked = parameters.matrix
     if asked is not None:

@@ -95,8 +95,7 @@ class MriParameters(Parameters):
         "which each gradient is late",
     )
     matrix: tuple[int, ...] | None = Field(
-        None,
-        description="pixels of the image, for all axes or for each: 256 or 256,256,64 [default: the file's]",
+        None, description="pixels of the image, for all axes or for each: 256 or 256,256,64 [default: the file's]"
     )
     traj_units: TrajectoryUnits | None = Field(
         None, description="units of the trajectory, if neither the format nor the file defines them"
@@ -354,6 +353,11 @@ class MriParameters(Parameters):
     def has_penalties(self) -> bool:
         """Whether there are others than l2, which is the damping of conjugate gradients."""
         return bool(set(self.penalty_names) - {"l2"})
+
+    @property
+    def has_random_shifts(self) -> bool:
+        """Whether a penalty shifts the image randomly in each iteration."""
+        return bool({"l1-wavelet", "llr"} & set(self.penalty_names))
 
     @property
     def joins_times(self) -> bool:

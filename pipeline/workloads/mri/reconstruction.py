@@ -286,9 +286,7 @@ class Reconstruction:
             )
             maps = (sensitivities.walsh if tapered else sensitivities.espirit)(centre, shape)
         except ValueError as error:
-            raise ParameterError(
-                f"--calibration {asked.calibration}: {self._source.path}: {error}; choose another, or --sensitivities"
-            ) from error
+            raise cannot_calibrate(asked, self._source, error) from error
         return Calibration(mixing=mixing, maps=maps)
 
     def corrected(self, image: Image, trajectory: Trajectory, geometry: Geometry, like: Any) -> tuple[Transform, float]:
@@ -312,6 +310,12 @@ class Reconstruction:
             return OffResonance(geometry.transform, beside(field, like), segments), segments.error
 
         return self._segments.get((trajectory.digest, slice_), make)
+
+
+def cannot_calibrate(asked: MriParameters, source: ImageSource, error: ValueError) -> ParameterError:
+    return ParameterError(
+        f"--calibration {asked.calibration}: {source.path}: {error}; choose another, or --sensitivities"
+    )
 
 
 def most_cached(shape: tuple[int, ...]) -> int:

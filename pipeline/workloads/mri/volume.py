@@ -19,8 +19,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,27 +29,25 @@ from kernels.sense import (
     GroupedMaps,
     centre_images,
     cg_sense,
-    gridded,
     in_centre,
     mixed,
     namespace,
-    sense_normal,
     sensitivities,
     to_host,
 )
 from kernels.sense.channels import strongest_channels
-from kernels.sense.coil_groups import Residency, group_parts, groups_of, plan_residency, streamed
+from kernels.sense.coil_groups import Residency, group_parts, plan_residency
 from kernels.sense.conjugate_gradient import Progress, initial_progress
-from kernels.sense.reconstruction import Transform
 from kernels.sense.resumption import Resumption
 from pipeline.config import format_bytes
 from pipeline.errors import OutOfDeviceMemory, ParameterError, counted
 from pipeline.formats.kspace.base import Readouts
 from pipeline.workloads.gang_protocols import Peers
+from pipeline.workloads.mri.encoding import Encoding, Times
 from pipeline.workloads.mri.images import Image, ImageSource, Trajectory
 from pipeline.workloads.mri.memory import Problem, bytes_besides_maps, iterates_bytes, least_bytes
 from pipeline.workloads.mri.parameters import MriParameters
-from pipeline.workloads.mri.reconstruction import Geometry, Reconstructed, Reconstruction
+from pipeline.workloads.mri.reconstruction import Reconstructed, Reconstruction, cannot_calibrate
 from pipeline.workloads.mri.regularized import solved
 
 # Samples of all coils that are read at a time, besides those that are kept.
@@ -82,66 +79,6 @@ def device_room(xp: Any) -> int | None:
     free, _ = xp.cuda.runtime.memGetInfo()
     room = int(_USED * (free + pool.total_bytes()))
     return min(room, pool.get_limit() or room)
-
-
-class Encoding(Protocol):
-    """How samples of all coils arise from images (n, *matrix): the sums over coils are one rank's.
-
-    points, weights : of the samples of all images together, (m, dimensions) on the host and (m,) on the device
-    transforms      : of each image, for the audit
-    """
-
-    @property
-    def points(self) -> NDArray[np.float64]: ...
-
-    @property
-    def weights(self) -> Any: ...
-
-    @property
-    def transforms(self) -> tuple[Transform, ...]: ...
-
-    def right(self, samples: Sequence[NDArray[Any]], maps: GroupedMaps) -> Any:
-        """Σ_c E_c^H W s_c. samples: of each group of coils (coils, m), on the host."""
-
-    def normal(self, maps: GroupedMaps) -> Callable[[Any], Any]:
-        """Σ_c E_c^H W E_c."""
-
-
-class _Times:
-    """The `Encoding` of images that have nothing but their coils in common, each with samples of its own."""
-
-    def __init__(
-        self, trajectories: Sequence[Trajectory], geometries: Sequence[Geometry], transforms: Sequence[Transform]
-    ) -> None:
-        self.transforms = tuple(transforms)
-        self.points = np.concatenate([each.points for each in trajectories])
-        self._geometries = geometries
-        self._xp = namespace(geometries[0].weights)
-        self.weights = self._xp.concatenate([each.weights for each in geometries])
-        ends = np.cumsum([0, *(len(each.points) for each in trajectories)])
-        self._parts = [slice(*pair) for pair in pairwise(ends)]
-
-    def right(self, samples: Sequence[NDArray[Any]], maps: GroupedMaps) -> Any:
-        found = []
-        for part, geometry, transform in zip(self._parts, self._geometries, self.transforms, strict=True):
-            own = [np.ascontiguousarray(group[:, part]) for group in samples]
-            found.append(gridded(transform, streamed(self._xp, own), maps, geometry.weights)[None])
-        return found[0] if len(found) == 1 else self._xp.concatenate(found)
-
-    def normal(self, maps: GroupedMaps) -> Callable[[Any], Any]:
-        both = list(zip(self._geometries, self.transforms, strict=True))
-        if any(geometry.toeplitz is None for geometry, _ in both):
-            each = [sense_normal(transform, maps, geometry.weights) for geometry, transform in both]
-            return lambda series: self._xp.stack([one(image) for one, image in zip(each, series, strict=True)])
-
-        def normal(series: Any) -> Any:
-            total = self._xp.empty_like(series)
-            for number, (_, group) in enumerate(groups_of(maps)):
-                for geometry, image, into in zip(self._geometries, series, total, strict=True):
-                    geometry.toeplitz.apply_sense(image, group, into, add=number > 0)  # type: ignore[union-attr]
-            return total
-
-        return normal
 
 
 class VolumeReconstruction:
@@ -230,7 +167,7 @@ class VolumeReconstruction:
             for image, trajectory, geometry in zip(self._images, trajectories, geometries, strict=True)
         ]
         method = ", ".join(sorted({each.transform.method for each in geometries}))
-        times = _Times(trajectories, geometries, [transform for transform, _ in corrected])
+        times = Times(trajectories, geometries, [transform for transform, _ in corrected])
         return times, method, max(error for _, error in corrected)
 
     def _restore_progress(self, shape: tuple[int, ...]) -> None:
@@ -301,11 +238,7 @@ class VolumeReconstruction:
         return kept
 
     def _coarse(
-        self,
-        mixing: NDArray[np.complex128],
-        samples: Sequence[NDArray[Any]],
-        encoding: Encoding,
-        known: bool,
+        self, mixing: NDArray[np.complex128], samples: Sequence[NDArray[Any]], encoding: Encoding, known: bool
     ) -> sensitivities.CoarseMaps:
         """Coarse sensitivities from the k-space centre of all channels."""
         asked = self._asked
@@ -315,9 +248,7 @@ class VolumeReconstruction:
                 self._checkpoint.centre = self._centre(len(mixing), samples, encoding)
             return find(self._checkpoint.centre)
         except ValueError as error:
-            raise ParameterError(
-                f"--calibration {asked.calibration}: {self._source.path}: {error}; choose another, or --sensitivities"
-            ) from error
+            raise cannot_calibrate(asked, self._source, error) from error
 
     def _centre(self, channels: int, samples: Sequence[NDArray[Any]], encoding: Encoding) -> CentreImages:
         """The coarse images of all channels; each rank computes those of its own."""

@@ -249,6 +249,8 @@ def _parameters_of(function: Callable[..., Any]) -> Mapping[str, inspect.Paramet
 
 def _fault(result: Any, shape: tuple[int, ...], dtype: np.dtype[Any], xp: Any) -> str | None:
     """Why what a function returned cannot be stored; None if it can."""
+    if not getattr(result, "shape", ()):
+        return f" returns {type(result).__name__}, not an array of the block's shape {shape}"
     if not isinstance(result, xp.ndarray):
         return f" returns {type(result).__name__} for a block that is a {xp.__name__}.ndarray: let it use xp"
     if result.shape != shape:

@@ -199,37 +199,18 @@ class SmoothingJob:
         for window in self._windows:
             halo[window.axis] = (window.before, window.after)
         counted = self._statistics
-        if counted is None:
-            return plan_image(
-                self._reader,
-                self.spec,
-                budget,
-                halo,
-                header=self.header,
-                pads_uncut=isinstance(self._reader, CroppedReader),
-                storage=self.parameters.storage,
-                work_bytes=self._work_bytes,
-            )
+        further: dict[str, Any] = {}
+        if counted is not None:
+            whole = [] if self.header.channel_axis is None else [self.header.channel_axis]
+            further = {"further": counted.spec, "whole": whole, "most_bytes": counted.most_bytes}
+        rounded_bytes = 0 if self._within == self._stored else self._within.itemsize
         plan = plan_image(
-            self._reader,
-            self.spec,
-            budget,
-            halo,
-            header=self.header,
-            further=counted.spec,
-            whole=[] if self.header.channel_axis is None else [self.header.channel_axis],
-            most_bytes=counted.most_bytes,
-            pads_uncut=isinstance(self._reader, CroppedReader),
-            storage=self.parameters.storage,
-            work_bytes=self._work_bytes,
-        )
-        counted.forget(len(plan.chunks))
+            self._reader, self.spec, budget, halo, header=self.header, storage=self.parameters.storage,
+            pads_uncut=isinstance(self._reader, CroppedReader), work_bytes=rounded_bytes, **further,
+        )  # fmt: skip
+        if counted is not None:
+            counted.forget(len(plan.chunks))
         return plan
-
-    @property
-    def _work_bytes(self) -> int:
-        """Of each sample, of the array that is rounded."""
-        return 0 if self._within == self._stored else self._within.itemsize
 
     def hold_at_most(self, budget_bytes: int) -> int:
         return self._reader.hold_at_most(budget_bytes)
@@ -291,9 +272,8 @@ class SmoothingJob:
     def _offset(self, window: Window, chunk: Chunk) -> int:
         """The place of the chunk's first input sample in the whole image, as far as the window depends on it."""
         first = chunk.region.start[window.axis] - chunk.halo[window.axis][0]
-        return (
-            first + (self._reader.start[window.axis] if isinstance(self._reader, CroppedReader) else 0)
-        ) % window.step
+        beyond = self._reader.start[window.axis] if isinstance(self._reader, CroppedReader) else 0
+        return (first + beyond) % window.step
 
     def note(self, chunk: Chunk, outputs: Sequence[NDArray[Any]]) -> Callable[[], Any] | None:
         return None if self._statistics is None else self._statistics.note(chunk, outputs[1])

@@ -424,13 +424,13 @@ def test_the_progress_bar_names_a_compilation(capsys, monkeypatch, compiled):
 
 def test_a_long_name_leaves_room_for_the_progress(capsys, monkeypatch):
     from pipeline.cli.terminal import progress_bar
-    from pipeline.client import _bar
+    from pipeline.client import display
 
     monkeypatch.setenv("COLUMNS", "80")
     with progress_bar(SimpleNamespace(output_bytes=2048), "x" * 100, shown=True) as bar:
         bar.written(SimpleNamespace(output_bytes=2048))
     assert re.search("x{20,}.* 2.0/2.0 KiB", capsys.readouterr().err)
-    with _bar("x" * 100) as show:
+    with display.bar("x" * 100) as show:
         show({"chunks_done": 2, "chunks": 3, "state": "running"})
     assert re.search("x{20,}.* 2/3 chunks, running", capsys.readouterr().err)
 
@@ -636,6 +636,7 @@ def test_finite_floats_whose_sums_are_not_are_refused(folder, millrace, value, o
 
 
 def test_a_damaged_kernel_cache_is_made_anew(folder, monkeypatch):
+    monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)  # it would win over MILLRACE_CACHE_DIR
     monkeypatch.setenv("MILLRACE_CACHE_DIR", str(folder / "cache"))
     write_pqr(folder / "a.pqr", molecule())
     command = [*COMMAND, "run", "coulomb", "a.pqr", "out.npy", "--scheme", "direct", "--device", "cpu", "--quiet"]

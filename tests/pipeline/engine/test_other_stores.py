@@ -7,6 +7,7 @@ import hashlib
 import hmac
 import json
 import shutil
+import ssl
 import subprocess
 import time
 import urllib.error
@@ -18,9 +19,12 @@ import pytest
 import tifffile
 
 from kernels.smoothing import box
+from pipeline.errors import InputError
+from pipeline.storage import objects
 from pipeline.storage.objects import ObjectPath
 from tests.images import read_image, write_image
 from tests.object_server import use_environment
+from tests.pipeline.service.certificates import Authority
 from tests.web_server import WebServer
 
 OPTIONS = ("--size", "5", "--device", "cpu", "--chunks", "64", "--shards", "128", "--chunk-bytes", "60K", "--quiet")
@@ -58,12 +62,36 @@ def test_a_web_server(samples, millrace, monkeypatch, tmp_path):
         np.testing.assert_array_equal(read_image(tmp_path / "b.tif"), box(samples, 5))
         code, _, said = millrace("run", "smooth", root / "none.tif", tmp_path / "c.tif", "--device", "cpu")
         assert (code, said) == (2, f"millrace: {root}/none.tif: no such file; check the path\n")
+        server.status_of_others = 403
+        code, _, said = millrace("run", "smooth", root / "none.tif", tmp_path / "c.tif", "--device", "cpu")
+        fault = "access is denied (403 Forbidden); the server needs a permission"
+        assert (code, said) == (2, f"millrace: {root}/none.tif: {fault}\n")
         server.has_ranges = False
         code, _, said = millrace("run", "smooth", named, tmp_path / "c.tif", "--device", "cpu")
         fault = "the server sends whole files only, and Millrace reads parts; download the file first"
         assert (code, said) == (2, f"millrace: {root}/a b.tif: {fault}\n")
     finally:
         server.close()
+
+
+def test_a_web_server_with_a_certificate_of_an_own_authority(monkeypatch, tmp_path):
+    use_environment(monkeypatch, {})
+    authority = Authority(tmp_path)
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(*authority.sign())
+    server = WebServer()
+    try:
+        server.socket = tls.wrap_socket(server.socket, server_side=True)
+        server.objects["/a.npy"] = 1, b"123"
+        path = ObjectPath.of(f"https://127.0.0.1:{server.server_port}/a.npy")
+        with pytest.raises(InputError, match=r"certificate is not trusted \(UnknownIssuer\); .* set SSL_CERT_FILE to"):
+            path.stat()
+        objects._stores.clear()
+        monkeypatch.setenv("SSL_CERT_FILE", str(authority.file))
+        assert path.read_bytes() == b"123"
+    finally:
+        server.close()
+        objects._stores.clear()
 
 
 def test_google_cloud_storage(samples, millrace, monkeypatch):

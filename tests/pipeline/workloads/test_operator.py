@@ -371,7 +371,8 @@ def test_declarations_that_do_not_fit_the_image(made, declared, said):
         (lambda block: block * 0.5, "returns float64, which uint16 does not hold: declare dtype="),
         (lambda block: block.astype(np.int64), "returns int64, which uint16 does not hold"),
         (lambda block: block[1:-1, 1:-1], r"returns an array of \(\d+, \d+\) for a block of .*halo included"),
-        (lambda block: None, "returns NoneType for a block"),
+        (lambda block: None, r"returns NoneType, not an array of the block's shape \(\d+, \d+\)"),
+        (lambda block: block.mean(), "returns float64, not an array of the block's shape"),
     ],
 )
 def test_results_that_cannot_be_stored(made, function, said):

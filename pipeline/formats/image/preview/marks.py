@@ -1,6 +1,6 @@
 """Marks on previews: a scale bar if the pixel size is known, and the names of channels in their colours.
 
-Labels are ASCII, since Pillow's own font has little else.
+Labels are ASCII, since Pillow's own font has little else; µ is drawn as a u with a stem.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _GAP = 8
 _THICKNESS = 4
 _SMALLEST = (48, 96)  # rows and columns of a picture that has room for marks
 _SHARE = 0.25  # of the width that the bar takes at most
-_UNITS = {"nanometer": "nm", "micrometer": "um", "millimeter": "mm", "meter": "m", "kilometer": "km"}
+_UNITS = {"nanometer": "nm", "micrometer": "µm", "millimeter": "mm", "meter": "m", "kilometer": "km"}
 _WHITE = "FFFFFF"
 
 
@@ -40,7 +40,7 @@ def marked(pixels: NDArray[np.uint8], known: Calibration, step: int, channels: S
         bottom = rows - _GAP
         line = np.zeros((rows, columns), bool)
         line[bottom - _THICKNESS : bottom, columns - _GAP - length : columns - _GAP] = True
-        label = _written((rows, columns), text, (columns - _GAP - length // 2, bottom - _THICKNESS - 2), "mb")
+        label = _written((rows, columns), text, (columns - _GAP - length // 2, bottom - _THICKNESS - 4), "mb")
         _paint(marks, line | label, _WHITE)
     for number, channel in enumerate(names):
         place = _GAP, _GAP + number * (_TEXT + 3)
@@ -95,7 +95,14 @@ def _written(shape: tuple[int, int], text: str, place: tuple[int, int], anchor: 
     from PIL import Image, ImageDraw, ImageFont
 
     page = Image.new("L", shape[::-1], 0)
-    ImageDraw.Draw(page).text(place, text, 255, font=ImageFont.load_default(_TEXT), anchor=anchor)
+    draw, font = ImageDraw.Draw(page), ImageFont.load_default(_TEXT)
+    before, micro, _ = text.partition("µ")
+    letters = text.replace(micro, "u") if micro else text
+    draw.text(place, letters, 255, font=font, anchor=anchor)
+    if micro:
+        left, _, _, base = draw.textbbox(place, letters, font=font, anchor=anchor)
+        stem = round(left + font.getlength(before)) + 1
+        draw.line((stem, base - 1, stem, base + 2), 255)
     return np.asarray(page) > 127
 
 

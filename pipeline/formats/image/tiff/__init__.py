@@ -6,15 +6,7 @@ import math
 from pathlib import Path
 
 from pipeline.errors import ParameterError
-from pipeline.formats.image.base import (
-    DTYPES,
-    ImageFormat,
-    ImageHeader,
-    ImageReader,
-    ImageWriter,
-    Storage,
-    along_axes,
-)
+from pipeline.formats.image.base import DTYPES, ImageFormat, ImageHeader, ImageReader, ImageWriter, Storage, along_axes
 from pipeline.formats.image.pyramid import chosen_levels
 from pipeline.formats.image.tiff.compressed_writer import CompressedTiffWriter
 from pipeline.formats.image.tiff.description import OME_DTYPES, is_ome, kept_facts

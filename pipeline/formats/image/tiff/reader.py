@@ -16,15 +16,7 @@ from numpy.typing import NDArray
 from pipeline.codecs.packed import NotPackedError, PackedBlocks, Packing
 from pipeline.codecs.parallel import for_each, split
 from pipeline.codecs.scratch import scratch
-from pipeline.formats.image.base import (
-    ImageHeader,
-    ImageReader,
-    Place,
-    Region,
-    Schedule,
-    blocks_along,
-    require_fit,
-)
+from pipeline.formats.image.base import ImageHeader, ImageReader, Place, Region, Schedule, blocks_along, require_fit
 from pipeline.formats.image.contiguous import ContiguousSamples
 from pipeline.formats.image.tiff.blocks import DecodedBlocks, Span, coding_of, is_together
 from pipeline.formats.image.tiff.described import described

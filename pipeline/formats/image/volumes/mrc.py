@@ -20,13 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.errors import InputError
-from pipeline.formats.image.base import (
-    OF_COMPLEX,
-    ImageFormat,
-    ImageHeader,
-    ImageReader,
-    ImageWriter,
-)
+from pipeline.formats.image.base import OF_COMPLEX, ImageFormat, ImageHeader, ImageReader, ImageWriter
 from pipeline.formats.image.metadata import Calibration, Step, in_unit
 from pipeline.formats.image.metadata.calibration import known_step, steps_of
 from pipeline.formats.image.metadata.notes import Notes, text_of

@@ -25,7 +25,8 @@ from pipeline.service.jobs import CancelRequested
 from pipeline.service.roots import DataRoots
 from pipeline.service.running import job_process
 from pipeline.service.running.job_process import JobProcesses, ProcessDied
-from pipeline.service.running.runner import PATIENCE_S, Limits, Runner
+from pipeline.service.running.places import PATIENCE_S
+from pipeline.service.running.runner import Limits, Runner
 from pipeline.service.store import NewJob, Store
 from pipeline.workloads import JobSpec, workload_named
 from pipeline.workloads.gang_protocols import SharedJob
@@ -358,7 +359,7 @@ def test_a_suspect_is_alone_until_it_makes_progress(tmp_path, store, start, monk
     assert begun.wait(WAIT_S)
     assert not runner._may_claim()
     assert store.job(innocent).job.state is State.QUEUED
-    monkeypatch.setattr("pipeline.service.running.runner.ALONE_S", 0.0)
+    monkeypatch.setattr("pipeline.service.running.places.ALONE_S", 0.0)
     assert runner._may_claim(), "not for longer than that"
     assert wait(store, innocent).state is State.SUCCEEDED
     may_go_on.set()
@@ -413,8 +414,8 @@ def until(there):
 
 def begun_earlier(runner, job):
     """The run of a job, which has been planned for a while."""
-    until(lambda: job in runner._runs)
-    run = runner._runs[job]
+    until(lambda: job in runner._places._runs)
+    run = runner._places._runs[job]
     run.started -= PATIENCE_S + 1
     return run
 
@@ -428,9 +429,9 @@ def test_files_that_are_planned_without_end_hold_up_nobody_else(tmp_path, store,
     assert wait(store, other).state is State.SUCCEEDED
     assert store.job(first).job.state is State.PLANNING
     assert store.job(second).job.state is State.QUEUED, "its owner has as many slow jobs as may run at once"
-    slow_process = runner._runs[first]._lease._process._process
+    slow_process = runner._places._runs[first]._lease._process._process
     assert slow_process.exitcode is None
-    runner._runs[first].planning_s = 0.0
+    runner._places._runs[first].planning_s = 0.0
     found = wait(store, first)
     assert found.state is State.FAILED
     assert found.attempts == 1
@@ -439,7 +440,7 @@ def test_files_that_are_planned_without_end_hold_up_nobody_else(tmp_path, store,
     assert slow_process.exitcode == -signal.SIGKILL
     until(lambda: store.job(second).job.state is State.PLANNING)
     store.apply(second, CancelRequested(), now=time.time())
-    runner._runs[second].stopping.set()
+    runner._places._runs[second].stopping.set()
     until(lambda: store.job(second).job.state is State.CANCELLED)
 
 
@@ -485,7 +486,7 @@ def test_a_step_after_planning_that_hangs_is_tried_again_and_keeps_the_chunks(tm
     def stream(planned, plan, ledger, events):
         resumed.append(len(plan.chunks) < len(planned.plan.chunks))
         record = in_segments(planned, plan, ledger, events)
-        os.kill(pid(runner._runs[job]._lease), signal.SIGSTOP)
+        os.kill(pid(runner._places._runs[job]._lease), signal.SIGSTOP)
         return record
 
     runner = start(processes=slow, stream=stream)

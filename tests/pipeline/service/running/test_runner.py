@@ -15,14 +15,10 @@ import pytest
 
 from kernels.smoothing import box
 from pipeline.api_models import JobLimits, State
-from pipeline.cluster.executor import Executor
-from pipeline.engine import checkpoints
 from pipeline.engine.devices.device import CpuDevice
-from pipeline.engine.run import stream_on_device
 from pipeline.engine.stages import StageRecord
 from pipeline.errors import (
     ClusterError,
-    Crowded,
     InputError,
     LimitExceeded,
     OutOfDeviceMemory,
@@ -31,108 +27,17 @@ from pipeline.errors import (
     ServiceRefused,
     StorageError,
 )
-from pipeline.service.jobs import CancelRequested, Computed, Failed, Planned, Progressed, Published, Recut, Stopped
+from pipeline.service.jobs import Computed, Failed, Planned, Progressed, Published, Recut, Stopped
 from pipeline.service.roots import DataRoots
-from pipeline.service.running import cleanup, run
+from pipeline.service.running import run
 from pipeline.service.running import runner as runner_module
-from pipeline.service.running.runner import Limits, Runner
-from pipeline.service.store import Facts, NewJob, Store, Used
-from tests.images import names_in, read_image, version, write_image
+from pipeline.service.running.runner import Runner
+from pipeline.service.store import Facts, NewJob, Used
+from pipeline.workloads.smoothing import SmoothingJob
+from tests.images import names_in, read_image, write_image
+from tests.pipeline.service.running.runs import WAIT_S, expected, ledger_has_chunks
 
-WAIT_S = 60.0
 DAY_S = 86_400.0
-
-
-class Streams:
-    """The streams of a place: each call goes through `before`, and every chunk through `on_chunk`."""
-
-    def __init__(self):
-        self.device = CpuDevice(1)
-        self.before = lambda: None
-        self.on_chunk = lambda chunk: None
-        self.chunks = []
-
-    def stream(self, job, plan, ledger, events):
-        self.before()
-
-        def written(chunk):
-            self.chunks.append((job.spec.output.name, chunk.index))
-            events.on_written(chunk)
-            self.on_chunk(chunk)
-
-        from dataclasses import replace
-
-        return stream_on_device(job, plan, ledger, replace(events, on_written=written))
-
-
-@pytest.fixture
-def data(tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoints, "INTERVAL_SECONDS", 0.05)
-    folder = tmp_path / "data"
-    folder.mkdir()
-    write_image(folder / "in.npy", np.random.default_rng(1).integers(0, 65536, (900, 301)).astype(np.uint16), "YX")
-    return folder
-
-
-@pytest.fixture
-def streams():
-    return Streams()
-
-
-@pytest.fixture
-def service(data, streams, monkeypatch):
-    """A store and runners on it, one after another."""
-    monkeypatch.setattr(streams.device, "target_bytes", lambda job_bytes: 30_000)
-    started = []
-
-    class Service:
-        store = Store(data.parent / "state" / "jobs.sqlite")
-
-        def runner(self, *, has_workers=lambda: True, **limits):
-            place = Executor(device=streams.device, stream=streams.stream)
-            previews = data.parent / "previews"
-            previews.mkdir(exist_ok=True)
-            runner = Runner(
-                self.store, place, DataRoots([data]), Limits(**limits), previews=previews, has_workers=has_workers
-            )
-            runner.start()
-            started.append(runner)
-            return runner
-
-        def submit(self, output="out.npy", source="in.npy", size="5", **what):
-            (job,) = self.submit_all([output], source, size, **what)
-            return job
-
-        def submit_all(self, outputs, source="in.npy", size="5", **what):
-            """Jobs that are accepted together, as those of an array are."""
-            asked = [
-                NewJob(
-                    owner="ada", workload="smooth", input=str(data / source), output=str(data / output),
-                    parameters={"size": size}, **what,
-                )
-                for output in outputs
-            ]  # fmt: skip
-            jobs = self.store.accept(asked, now=time.time())
-            if started:
-                started[-1].wake()
-            return jobs
-
-        def wait(self, job, *states):
-            end = time.monotonic() + WAIT_S
-            wanted = states or (State.SUCCEEDED, State.FAILED, State.CANCELLED)
-            while self.store.job(job).job.state not in wanted:
-                assert time.monotonic() < end, self.store.job(job).job.story
-                time.sleep(0.01)
-            return self.store.job(job)
-
-    yield Service()
-    for runner in started:
-        assert runner.drain(WAIT_S)
-    Service.store.close()
-
-
-def expected(data):
-    return box(read_image(data / "in.npy"), 5)
 
 
 def test_a_disk_that_is_full_for_a_while_does_not_use_up_the_queue(service, streams, monkeypatch):
@@ -174,16 +79,6 @@ def test_too_little_memory_or_files_for_a_while_is_no_jobs_fault(service, stream
     assert (done.job.state, done.job.attempts) == (State.SUCCEEDED, 2)
 
 
-def test_nothing_is_claimed_where_nothing_could_run(service, streams):
-    has_workers = threading.Event()
-    job = service.submit()
-    service.runner(has_workers=has_workers.is_set)
-    time.sleep(0.3)
-    assert service.store.job(job).job.state is State.QUEUED
-    has_workers.set()
-    assert service.wait(job).job.attempts == 1
-
-
 def test_a_job_to_its_result(service, data):
     service.runner()
     job = service.submit()
@@ -201,6 +96,15 @@ def test_a_job_to_its_result(service, data):
         assert time.monotonic() < end
         time.sleep(0.01)
     assert preview.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_warning_of_the_receipt_is_in_the_log(service, monkeypatch):
+    """As that of MRI iterations that have not converged."""
+    monkeypatch.setattr(SmoothingJob, "_definition", {"not_converged": "more iterations are needed"})
+    job = service.submit()
+    service.runner()
+    service.wait(job)
+    assert "warning: more iterations are needed" in [event.message for event in service.store.events(job)]
 
 
 def test_jobs_that_were_accepted_before_it_started(service, data):
@@ -293,13 +197,6 @@ def test_a_job_whose_chunks_do_not_fit_the_device_tells_of_the_smaller_ones(serv
     assert after[0][1:] == (done.receipt["chunks"], 0)
     progress = [event.chunks_done for event, *_ in after if isinstance(event, Progressed)]
     assert sorted(progress) == list(range(1, done.receipt["chunks"] + 1))
-
-
-def ledger_has_chunks(data):
-    end = time.monotonic() + WAIT_S
-    while not list(data.glob("*.ledger/chunks-*")):
-        assert time.monotonic() < end
-        time.sleep(0.005)
 
 
 def test_a_job_beyond_its_time_fails_and_the_next_one_goes_on(service, streams, data, monkeypatch):
@@ -405,359 +302,6 @@ def test_a_limit_on_memory_bounds_the_ring(service, streams, data, monkeypatch):
         assert done.job.state is State.SUCCEEDED
         bounds = big[-1].bounds
         assert (big[-1].memory_bytes, bounds.memory_bytes, bounds.workers, bounds.opening_s) == (ring, limit, 1, 700.0)
-
-
-def test_a_job_that_crowds_another_goes_on_once_that_has_ended(service, streams, data):
-    (there, go), crowds = stopped_at(streams, 3), iter([True])
-    runner = service.runner(jobs_at_once=2)
-    first = service.submit("a.npy")
-    assert there.wait(WAIT_S)
-
-    def crowded():
-        if next(crowds, False):
-            raise Crowded("makes room for another job")
-
-    streams.before = crowded
-    second = service.submit("b.npy")
-    end = time.monotonic() + WAIT_S
-    while service.store.events(second)[-1].message != "queued" or service.store.job(second).job.epoch == 0:
-        assert time.monotonic() < end
-        time.sleep(0.01)
-    assert runner._to_be_alone == {first}
-    assert not runner._may_claim()
-    go.set()
-    assert [service.wait(job).job.state for job in (first, second)] == [State.SUCCEEDED] * 2
-    found = service.store.job(second)
-    assert (found.job.attempts, found.job.epoch) == (1, 2)
-
-
-def test_an_operators_job_takes_the_place_of_the_least_urgent_one(service, streams, data, monkeypatch):
-    """Nothing is lost: the preempted job goes on from its chunks. It is left alone in its first minute."""
-    monkeypatch.setattr(runner_module, "POLL_S", 0.01)
-    go, at_work = threading.Event(), threading.Semaphore(0)
-
-    def hold(chunk):
-        if chunk.index == 5:
-            ledger_has_chunks(data)
-            at_work.release()
-        if chunk.index >= 5 and not go.is_set():
-            time.sleep(0.02)
-
-    streams.on_chunk = hold
-    runner = service.runner(jobs_at_once=1)
-    low = service.submit("low.npy", priority=-5)
-    assert at_work.acquire(timeout=WAIT_S)
-    equal = service.submit("equal.npy", priority=0)
-    urgent = service.submit("urgent.npy", priority=7)
-    for _ in range(20):
-        runner._preempt(time.time())
-    assert service.store.job(low).job.state is State.RUNNING, "it has just begun"
-    monkeypatch.setattr(runner_module, "LEAST_RUN_S", 0.0)
-    end = time.monotonic() + WAIT_S
-    while service.store.job(low).job.preemptions == 0:
-        assert time.monotonic() < end
-        time.sleep(0.01)
-    monkeypatch.setattr(runner_module, "LEAST_RUN_S", 60.0)
-    go.set()
-    ends = {name: service.wait(job).finished_at for name, job in (("urgent", urgent), ("equal", equal), ("low", low))}
-    assert ends["urgent"] < ends["equal"] < ends["low"]
-    done = service.store.job(low)
-    assert (done.job.state, done.job.preemptions, done.job.attempts) == (State.SUCCEEDED, 1, 1)
-    assert done.receipt["resumed_chunks"] > 0
-    assert any("preempted by a job of priority 7" in event.message for event in service.store.events(low))
-    np.testing.assert_array_equal(read_image(data / "low.npy"), expected(data))
-
-
-def test_users_jobs_do_not_preempt_each_other(service, streams, monkeypatch):
-    monkeypatch.setattr(runner_module, "LEAST_RUN_S", 0.0)
-    there, go = stopped_at(streams, 3)
-    runner = service.runner(jobs_at_once=1)
-    low = service.submit("low.npy", priority=-5)
-    assert there.wait(WAIT_S)
-    service.submit("usual.npy", priority=0)
-    runner._preempt(time.time())
-    assert not runner._runs[low].preempted.is_set()
-    go.set()
-    assert service.wait(low).job.preemptions == 0
-
-
-def test_of_a_throttled_array_so_many_run_at_once(service, streams):
-    running, most, lock = set(), [0], threading.Lock()
-
-    def count():
-        with lock:
-            running.add(threading.get_ident())
-            most[0] = max(most[0], len(running))
-        time.sleep(0.02)
-        with lock:
-            running.discard(threading.get_ident())
-
-    streams.before = count
-    jobs = service.submit_all([f"{n}.npy" for n in range(6)], array_id="a", throttle=2)
-    service.runner(jobs_at_once=4)
-    assert [service.wait(job).job.state for job in jobs] == [State.SUCCEEDED] * 6
-    assert most[0] <= 2
-
-
-def stopped_at(streams, count):
-    """Holds the job at the chunk of this number until told; returns (it is there, let it go)."""
-    there, go = threading.Event(), threading.Event()
-
-    def hold(chunk):
-        if chunk.index >= count and not there.is_set():
-            there.set()
-            assert go.wait(WAIT_S)
-
-    streams.on_chunk = hold
-    return there, go
-
-
-def test_a_cancelled_job_leaves_nothing(service, streams, data):
-    there, go = stopped_at(streams, 3)
-    runner = service.runner()
-    job = service.submit()
-    assert there.wait(WAIT_S)
-    runner.act(job, service.store.apply(job, CancelRequested(), now=time.time())[1])
-    go.set()
-    assert service.wait(job).job.state is State.CANCELLED
-    assert len(streams.chunks) < service.store.job(job).job.chunks
-    end = time.monotonic() + WAIT_S
-    while names_in(data) != ["in.npy"]:
-        assert time.monotonic() < end, names_in(data)
-        time.sleep(0.01)
-
-
-@pytest.fixture
-def removal(monkeypatch):
-    """Holds whoever removes what a cancelled job has left, until told; (it is there, let it go)."""
-    there, go, remove = threading.Event(), threading.Event(), cleanup.remove_leftovers
-
-    def slow(output):
-        there.set()
-        assert go.wait(WAIT_S)
-        remove(output)
-
-    monkeypatch.setattr(cleanup, "remove_leftovers", slow)
-    yield there, go
-    go.set()
-
-
-def test_a_retry_waits_until_what_the_cancelled_run_has_left_is_removed(service, streams, removal, data):
-    (there, go), (removing, removed) = stopped_at(streams, 3), removal
-    runner = service.runner(jobs_at_once=2)
-    job = service.submit(output="out.zarr")
-    assert there.wait(WAIT_S)
-    runner.act(job, service.store.apply(job, CancelRequested(), now=time.time())[1])
-    go.set()
-    assert removing.wait(WAIT_S)
-    began = len(streams.chunks)
-    runner.act(job, service.store.retry(job, now=time.time())[1])
-    service.wait(job, State.PLANNING)
-    with runner._lock:
-        retried = runner._runs[job]
-    assert retried.epoch == 2
-    assert len(streams.chunks) == began
-    removed.set()
-    done = service.wait(job)
-    assert (done.job.state, done.job.epoch, done.receipt["resumed_chunks"]) == (State.SUCCEEDED, 2, 0)
-    np.testing.assert_array_equal(read_image(data / "out.zarr"), expected(data))
-    end = time.monotonic() + WAIT_S
-    while runner.running:  # of neither run anything is left
-        assert time.monotonic() < end
-        time.sleep(0.01)
-
-
-def test_a_late_removal_leaves_alone_what_another_run_works_on(service, streams, data):
-    """The job was cancelled while it waited, and another one's run has its output when the removal comes."""
-    there, go = stopped_at(streams, 3)
-    service.store.accept([NewJob(owner="a", workload="smooth", input="x", output="out.npy", parameters={})], now=0.0)
-    (first,) = (found.job.id for found in service.store.list_jobs())
-    _, actions = service.store.apply(first, CancelRequested(), now=time.time())
-    runner = service.runner()
-    asked = NewJob(
-        owner="b", workload="smooth", input="in.npy", output="./out.npy", written="out.npy", parameters={"size": "5"}
-    )
-    (second,) = service.store.accept([asked], now=time.time())
-    runner.wake()
-    assert there.wait(WAIT_S)
-    left = names_in(data)
-    runner.act(first, actions)
-    assert names_in(data) == left
-    go.set()
-    assert service.wait(second).job.state is State.SUCCEEDED
-
-
-def test_a_server_that_was_killed_while_it_removed_is_followed_by_one_that_does(service, data):
-    (job,) = service.store.accept(
-        [NewJob(owner="a", workload="smooth", input="in.npy", output="out.npy", parameters={})], now=time.time()
-    )
-    service.store.apply(job, CancelRequested(), now=time.time())  # and then the server was killed
-    (data / "out.npy.ledger").mkdir()
-    (data / "out.npy.ledger" / "job.json").write_text("{}")
-    (data / "out.npy.partial").write_bytes(b"1")
-    service.runner()
-    assert names_in(data) == ["in.npy"]
-
-
-def test_a_drain_keeps_chunks_and_the_next_server_goes_on(service, streams, data):
-    there, go = stopped_at(streams, 6)
-    runner = service.runner(jobs_at_once=1)
-    job, waiting = service.submit(), service.submit("other.npy")
-    assert there.wait(WAIT_S)
-    threading.Timer(0.2, go.set).start()
-    assert runner.drain(WAIT_S)
-    assert service.store.job(job).job.state is State.QUEUED
-    assert service.store.job(waiting).job.state is State.QUEUED
-    before = set(streams.chunks)
-    streams.chunks.clear()
-    streams.on_chunk = lambda chunk: None
-    service.runner()
-    done = service.wait(job)
-    assert done.receipt["resumed_chunks"] == len(before)
-    np.testing.assert_array_equal(read_image(data / "out.npy"), expected(data))
-    service.wait(waiting)
-
-
-def test_what_a_stopped_job_keeps_is_not_taken_for_that_of_one_cancelled_before(service, streams, data):
-    """Both write to one place, and the next server removes what the cancelled one may have left."""
-    earlier = service.submit()
-    service.store.apply(earlier, CancelRequested(), now=time.time())
-    there, go = stopped_at(streams, 6)
-    runner = service.runner(jobs_at_once=1)
-    job = service.submit()
-    assert there.wait(WAIT_S)
-    threading.Timer(0.2, go.set).start()
-    assert runner.drain(WAIT_S)
-    before = set(streams.chunks)
-    streams.on_chunk = lambda chunk: None
-    service.runner()
-    assert service.wait(job).receipt["resumed_chunks"] == len(before)
-
-
-def test_what_a_failed_job_keeps_outlives_one_that_is_cancelled_as_it_waits(service, streams, data, monkeypatch):
-    monkeypatch.setattr("pipeline.service.running.caution.FIRST_PAUSE_S", 0.01)
-
-    def fail(chunk):
-        if chunk.index < 6:
-            return
-        end = time.monotonic() + WAIT_S
-        while not list(data.glob("*.ledger/chunks-*")) and time.monotonic() < end:
-            time.sleep(0.005)
-        raise ClusterError("the scheduler no longer answers")
-
-    streams.on_chunk = fail
-    runner = service.runner(jobs_at_once=1)
-    job = service.submit()
-    assert service.wait(job).job.state is State.FAILED
-    kept = names_in(data)
-    assert runner.drain(WAIT_S)
-    later = service.submit()
-    _, actions = service.store.apply(later, CancelRequested(), now=time.time())
-    runner.act(later, actions)
-    assert names_in(data) == kept
-    service.store.retry(job, now=time.time())
-    _, actions = service.store.apply(job, CancelRequested(), now=time.time())
-    runner.act(job, actions)  # its own, that goes
-    assert names_in(data) == ["in.npy"]
-
-
-def test_a_job_that_is_being_claimed_as_the_drain_begins_is_stopped_too(service, streams, monkeypatch):
-    there, go, claimed, claim = threading.Event(), threading.Event(), [], service.store.claim
-
-    def slow(*args, **how):
-        found = claim(*args, **how)
-        claimed.append(found.job.id)
-        there.set()
-        assert go.wait(WAIT_S)
-        return found
-
-    first, second = service.submit(), service.submit("other.npy")
-    monkeypatch.setattr(service.store, "claim", slow)
-    runner = service.runner(jobs_at_once=2)
-    join = runner._dispatcher.join
-    monkeypatch.setattr(runner._dispatcher, "join", lambda timeout: (go.set(), join(timeout)))
-    assert there.wait(WAIT_S)
-    assert runner.drain(WAIT_S)
-    assert (claimed, runner.running, streams.chunks) == ([first], 0, [])
-    assert [service.store.job(job).job.state for job in (first, second)] == [State.QUEUED] * 2
-
-
-def no_threads_for_jobs(monkeypatch, times):
-    """So many times none can be started."""
-    left, start = iter(range(times)), threading.Thread.start
-
-    def fails(thread):
-        if thread.name.startswith("job-") and next(left, None) is not None:
-            raise RuntimeError("can't start new thread")
-        start(thread)
-
-    monkeypatch.setattr(threading.Thread, "start", fails)
-
-
-def test_a_job_whose_thread_cannot_start_is_claimed_again(service, data, monkeypatch):
-    monkeypatch.setattr(runner_module, "POLL_S", 0.01)
-    no_threads_for_jobs(monkeypatch, 5)  # more often than a job may fail
-    service.runner(jobs_at_once=1)
-    done = service.wait(service.submit())
-    assert (done.job.state, done.job.epoch, done.job.attempts) == (State.SUCCEEDED, 6, 1)
-    np.testing.assert_array_equal(read_image(data / "out.npy"), expected(data))
-
-
-def test_where_no_thread_can_start_claims_do_not_follow_at_once(service, monkeypatch):
-    monkeypatch.setattr(runner_module, "POLL_S", 2 * WAIT_S)
-    no_threads_for_jobs(monkeypatch, 1_000_000)
-    runner = service.runner()
-    job = service.submit()
-    end = time.monotonic() + WAIT_S
-    while (job_now := service.store.job(job).job).epoch == 0 or job_now.state is not State.QUEUED:
-        assert time.monotonic() < end
-        runner.wake()
-    assert runner.drain(WAIT_S)
-    assert (service.store.job(job).job.epoch, runner.running) == (1, 0)
-
-
-@pytest.mark.parametrize("cancelled", [False, True])
-def test_a_result_published_just_before_the_kill_is_not_made_again(service, streams, data, cancelled):
-    job = service.submit(no_clobber=True)
-    dead = service.store.claim("dead", now=time.time(), lease_s=1e6, owner_cap=9)
-    assert dead.job.id == job
-    from pipeline.engine.run import RunOptions, plan_job, run_job
-    from pipeline.workloads import JobSpec, workloads
-
-    parameters = workloads()["smooth"].Parameters(size="5")
-    spec = JobSpec(workload="smooth", input=data / "in.npy", output=data / "out.npy", parameters=parameters)
-    options = RunOptions(memory_bytes=1 << 26, job=job)
-    run_job(plan_job(spec, CpuDevice(1), options), options)
-    receipt = json.loads((data / "out.npy.receipt.json").read_text())
-    made = version(data / "out.npy")
-    if cancelled:  # too late for it, as where the server lives on
-        service.store.apply(job, Planned(1, receipt["chunks"]), now=time.time())
-        service.store.apply(job, Computed(1), now=time.time())
-        service.store.apply(job, CancelRequested(), now=time.time())
-    service.runner()
-    done = service.wait(job)
-    assert (done.job.state, done.job.epoch, done.receipt) == (State.SUCCEEDED, 1 if cancelled else 2, receipt)
-    assert version(data / "out.npy") == made
-    assert streams.chunks == []
-
-
-def test_a_run_that_lost_its_job_does_not_publish(service, streams, data):
-    there, go = stopped_at(streams, 3)
-    service.runner(jobs_at_once=1)  # else it might be the one that claims the job again
-    job = service.submit()
-    assert there.wait(WAIT_S)
-    from pipeline.service.jobs import LeaseLost
-
-    service.store.apply(job, LeaseLost(1), now=time.time())
-    claimed = service.store.claim("another", now=time.time(), lease_s=1e6, owner_cap=9)
-    assert claimed.job.epoch == 2
-    go.set()
-    end = time.monotonic() + WAIT_S
-    while any(thread.name == f"job-{job}" for thread in threading.enumerate()):
-        assert time.monotonic() < end
-        time.sleep(0.01)
-    assert not (data / "out.npy").exists()
-    assert (service.store.job(job).job.state, service.store.job(job).job.epoch) == (State.PLANNING, 2)
 
 
 def test_what_another_job_left_is_no_hindrance(service, streams, data):
@@ -970,28 +514,6 @@ def test_a_clock_is_doubted_for_a_day(caplog):
     assert clock.is_believed(at_start - off + DAY_S, 80.0 + DAY_S)
     assert clock.is_believed(at_start - off + 2 * DAY_S, 80.0 + 2 * DAY_S)  # it is what is expected now
     assert len(caplog.records) == 2
-
-
-def test_no_more_at_once_than_allowed(service, streams):
-    at_once, most, lock = [0], [0], threading.Lock()
-    gate = threading.Semaphore(0)
-
-    def enter():
-        with lock:
-            at_once[0] += 1
-            most[0] = max(most)
-            most.append(at_once[0])
-        assert gate.acquire(timeout=WAIT_S)
-        with lock:
-            at_once[0] -= 1
-
-    streams.before = enter
-    service.runner(jobs_at_once=3)
-    jobs = [service.submit(f"out{number}.npy") for number in range(7)]
-    for _ in jobs:
-        gate.release()
-    assert all(service.wait(job).job.state is State.SUCCEEDED for job in jobs)
-    assert 1 <= max(most) <= 3
 
 
 class TestDataRoots:

@@ -32,7 +32,6 @@ from pipeline.service.jobs import (
     Stopped,
 )
 from pipeline.service.store import (
-    HALF_LIFE_S,
     DependencyForgotten,
     Facts,
     JobFilter,
@@ -42,6 +41,7 @@ from pipeline.service.store import (
     Store,
     Used,
 )
+from pipeline.service.store.opened import HALF_LIFE_S
 
 QUEUED, PLANNING, RUNNING, PUBLISHING, SUCCEEDED, FAILED, CANCELLED = State
 LEASE_S = 30.0

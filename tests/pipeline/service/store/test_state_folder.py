@@ -111,7 +111,7 @@ def test_restoring_into_an_empty_folder(state, tmp_path):
 def test_not_while_a_server_runs(state, tmp_path):
     Store(state / JOBS).close()
     back_up(state, tmp_path / "backup")
-    with sole_server(state), pytest.raises(ParameterError, match="another server is using it"):
+    with sole_server(state), pytest.raises(ParameterError, match="another server is using it; stop that, or"):
         restore(state, tmp_path / "backup")
     restore(state, tmp_path / "backup")
 

@@ -33,7 +33,6 @@ from pipeline.service.jobs import (
     Stopped,
 )
 from pipeline.service.store import (
-    HALF_LIFE_S,
     DependencyForgotten,
     Facts,
     JobFilter,
@@ -44,6 +43,7 @@ from pipeline.service.store import (
     Used,
     statements,
 )
+from pipeline.service.store.opened import HALF_LIFE_S
 
 LEASE_S = 30.0
 
@@ -583,7 +583,7 @@ def test_a_full_disk_is_noticed_before_a_job_comes(store):
 def test_no_job_is_taken_where_there_is_little_room(store, monkeypatch):
     (job,) = store.accept([asked()], now=0.0, key="k", body_sha256="b")
     full = SimpleNamespace(f_bavail=256, f_frsize=4096)
-    monkeypatch.setattr("pipeline.service.store.os.statvfs", lambda _: full)
+    monkeypatch.setattr("pipeline.service.store.opened.os.statvfs", lambda _: full)
     store.check()
     full.f_bavail -= 1
     for attempt in (store.check, lambda: accept(store, now=1.0)):

@@ -54,6 +54,21 @@ def test_images_a_receipt_and_a_preview(folder, mri, name):
     assert names_in(folder) == sorted(["in.h5", name, *pair, f"{name}.receipt.json", "small.png"])
 
 
+@pytest.mark.parametrize(
+    ("name", "strength", "is_warned"),
+    [("tv", "0.01", False), ("tv", "10", True), ("l1-wavelet", "0.5", False)],  # wavelets never rest: they are shifted
+)
+def test_iterations_that_have_not_converged_are_named(folder, mri, name, strength, is_warned):
+    penalty = ("--regularizer", name, "--strength", strength, "--device", "cpu", "--quiet")
+    code, out, err = mri("in.h5", "out.npy", *UNITS, *penalty)
+    said = json.loads((folder / "out.npy.receipt.json").read_text())["image"].get("not_converged")
+    assert (code, out, said is not None) == (0, "", is_warned)
+    assert err == (f"millrace: warning: {said}\n" if is_warned else "")
+    assert said is None or re.fullmatch(
+        r"the last iteration still changed an image by \S+ %: raise --iterations, or lower --strength", said
+    )
+
+
 def test_units_that_the_header_tells_need_no_option(folder, mri):
     write_ismrmrd(
         folder / "in.h5",

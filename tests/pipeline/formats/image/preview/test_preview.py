@@ -152,11 +152,11 @@ def test_channels_are_shown_together_in_their_colours(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("size", "unit", "step", "columns", "bar"),
     [
-        (0.5, "micrometer", 1, 1000, (200, "100 um")),
-        (0.5, "micrometer", 4, 1000, (250, "500 um")),
+        (0.5, "micrometer", 1, 1000, (200, "100 µm")),
+        (0.5, "micrometer", 4, 1000, (250, "500 µm")),
         (1.0, "nanometer", 1, 300, (50, "50 nm")),
         (20.0, "meter", 3, 1000, (167, "10 km")),
-        (300.0, "nanometer", 1, 1000, (167, "50 um")),
+        (300.0, "nanometer", 1, 1000, (167, "50 µm")),
         (0.1, "inch", 1, 1000, None),
         (0.1, "second", 1, 1000, None),
         (0.1, None, 1, 1000, None),

@@ -1,4 +1,4 @@
-"""A job of a service in a notebook: its progress while it runs, and its preview once it is done."""
+"""How a job of a service is shown: a bar on a terminal; in a notebook its progress, and then its preview."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ def job_html(view: Mapping[str, Any], preview: bytes | None = None) -> str:
     view    : the fields of `JobView`
     preview : PNG
     """
-    bar = ""
+    progress = ""
     if view["state"] in ("planning", "running") and view["chunks"]:
         done, total = int(view["chunks_done"]), int(view["chunks"])
-        bar = f' <progress max="{total}" value="{done}"></progress> {done:,} of {total:,} chunks'
+        progress = f' <progress max="{total}" value="{done}"></progress> {done:,} of {total:,} chunks'
     error = f"<br>{escape(view['error'])}" if view["error"] else ""
     source = "" if preview is None else f"data:image/png;base64,{base64.b64encode(preview).decode()}"
     picture = f'<br><img alt="preview of the result" style="max-width: 100%" src="{source}">' if source else ""
     return (
         f"<div><b>{escape(view['workload'])}</b> {escape(view['input'])} → {escape(view['output'])}: "
-        f"{escape(view['state'])}{bar}{error}{picture}</div>"
+        f"{escape(view['state'])}{progress}{error}{picture}</div>"
     )
 
 
@@ -47,3 +47,25 @@ def shown(job: Any) -> Iterator[Callable[[Mapping[str, Any]], None]]:
 
     yield update
     place.update(job)
+
+
+@contextmanager
+def bar(title: str) -> Iterator[Callable[[Mapping[str, Any]], None]]:
+    """A bar; call what this yields with the data of each `progress` event."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.table import Column
+
+    console = Console(stderr=True)
+    name = Column(no_wrap=True, max_width=console.width // 3)  # leave room for the other columns
+    columns = (
+        TextColumn("{task.description}", markup=False, table_column=name), BarColumn(), MofNCompleteColumn(),
+        TextColumn("chunks,"), TextColumn("{task.fields[state]}"), TimeElapsedColumn(),
+    )  # fmt: skip
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task(title, total=None, state="queued")
+
+        def show(data: Mapping[str, Any]) -> None:
+            progress.update(task, completed=data["chunks_done"], total=data["chunks"], state=data["state"])
+
+        yield show

@@ -20,8 +20,8 @@ _PROBLEM = "application/problem+json"
 _EVENT_DATA: Mapping[str, Any] = {"state": EventView, "log": EventView, "progress": ProgressView}
 
 
-class MalformedEvent(ServiceError):
-    """The answer is not an event stream of a Millrace service: a retry would not help."""
+class ForeignAnswer(ServiceError):
+    """Another program than a Millrace service answered: a retry would not help."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,21 +59,21 @@ def checked(response: Any) -> Any:
 
 
 def json_of(response: Any) -> Any:
-    """Raises ServiceError if the answer is not JSON."""
+    """Raises ForeignAnswer if the answer is not JSON."""
     try:
         return response.json()
     except ValueError as error:
-        raise ServiceError(
+        raise ForeignAnswer(
             f"{without_password(response.url)}: not a JSON answer: is that a Millrace service?"
         ) from error
 
 
 def expected(kind: Any, answer: Any) -> Any:
-    """The answer, unchanged, if it is valid for this model or type. Raises ServiceError if another program answered."""
+    """The answer, unchanged, if it is valid for this model or type. Raises ForeignAnswer."""
     try:
         TypeAdapter(kind).validate_python(answer)
     except ValidationError as error:
-        raise ServiceError(f"unknown answer ({answer!r:.80}): is MILLRACE_URL that of a service?") from error
+        raise ForeignAnswer(f"unknown answer ({answer!r:.80}): is MILLRACE_URL that of a service?") from error
     return answer
 
 
@@ -87,7 +87,7 @@ def lines_of(pieces: Iterable[bytes]) -> Iterator[str]:
 
 
 def parsed(lines: Iterable[str]) -> Iterator[Event]:
-    """Parses server-sent events. Raises MalformedEvent."""
+    """Parses server-sent events. Raises ForeignAnswer."""
     fields: dict[str, str] = {}
     for line in lines:
         if line and not line.startswith(":"):
@@ -104,5 +104,5 @@ def _event(fields: Mapping[str, str]) -> Event:
         number = int(fields["id"]) if "id" in fields else None
         data = expected(_EVENT_DATA.get(kind, dict[str, Any]), json.loads(fields["data"]))
     except (ValueError, ServiceError) as error:
-        raise MalformedEvent(f"malformed event {dict(fields)!r:.200}: is that a Millrace service?") from error
+        raise ForeignAnswer(f"malformed event {dict(fields)!r:.200}: is that a Millrace service?") from error
     return Event(kind=kind, data=data, number=number)
