@@ -176,9 +176,9 @@ def _term(scheme: Scheme, distance: Array) -> Array:
     if scheme.name == "shift":
         term = (1 - rho**2) ** 2 / distance
     elif scheme.name == "taylor2":
-        term = 1 / distance - (1.875 - 1.25 * rho**2 + 0.375 * rho**4) / scheme.cutoff_angstrom
+        term = 1 / distance - (1.875 - 1.25 * rho**2 + 0.375 * (rho**2) ** 2) / scheme.cutoff_angstrom
     elif scheme.name == "split":
-        term = 1 / distance - sum(c * (1 - rho**2) ** k for k, c in enumerate(scheme.split)) / scheme.cutoff_angstrom
+        term = 1 / distance - np.polynomial.polynomial.polyval(1 - rho**2, scheme.split) / scheme.cutoff_angstrom
     else:
         term = 1 / distance
     return np.asarray(term / distance if scheme.distance_dependent else term)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -275,7 +274,7 @@ def _extended(image: Array, windows: list[Window], cval: float) -> Array:
 def _shifted(values: Array, window: Window, k: int, taps: int | None = None) -> Array:
     """The samples at tap k of every window of `taps` samples."""
     count = values.shape[window.axis] - (taps or window.taps) + 1
-    return np.take(values, np.arange(k, k + count), window.axis)
+    return np.moveaxis(np.moveaxis(values, window.axis, 0)[k : k + count], 0, window.axis)
 
 
 def _doubled(values: Array, window: Window, taps: int) -> Array:
@@ -361,13 +360,13 @@ def _chains(values: Array, axis: int, sums: list[tuple[int, tuple[float, ...]]])
     """Of each (start, weights): w[0] x[start], then fma(w[k], x[start + k], …) for k = 1, 2, …"""
     fused = _fma_float64 if values.dtype == np.float64 else _fma_float32
     lines = np.moveaxis(values, axis, 0)
-    results = []
-    for start, weights in sums:
-        total = values.dtype.type(weights[0]) * lines[start]
-        for k, weight in enumerate(weights[1:], start=1):
-            total = fused(weight, lines[start + k], total)
-        results.append(total)
-    return np.moveaxis(np.array(results), 0, axis)
+    starts = np.array([start for start, _ in sums])
+    # Of all sums at once, as many for each k: [k, sum, 1 …]
+    weights = np.array([each for _, each in sums]).T.reshape(-1, len(sums), *[1] * (values.ndim - 1))
+    total = weights[0].astype(values.dtype) * lines[starts]
+    for k, weight in enumerate(weights[1:], start=1):
+        total = fused(weight, lines[starts + k], total)
+    return np.moveaxis(total, 0, axis)
 
 
 def _exactly_weighted(values: Array, windows: list[Window]) -> Array:
@@ -414,21 +413,39 @@ def _divided(total: Array, divisor: int) -> Array:
     return np.asarray(quotient + ((2 * rest > divisor) | ((2 * rest == divisor) & (quotient % 2 == 1))))
 
 
-def _fma_float32(weight: float, x: Array, total: Array) -> Array:
-    """weight * x + total, rounded once. The product of two float32 is exact in float64; the sum is rounded to odd (the
-    last bit records a loss), so that rounding it to float32 is as good as a single rounding."""
-    product, addend = weight * x.astype(np.float64), total.astype(np.float64)
-    rounded = product + addend
-    part = rounded - product
-    lost = (product - (rounded - part)) + (addend - part)  # Knuth's two-sum
+def _fma_float32(weight: float | Array, x: Array, total: Array) -> Array:
+    """weight * x + total, rounded once. The product of two float32 is exact in float64; the sum is rounded to odd, so
+    that rounding it to float32 is as good as a single rounding."""
+    return _odd_sum(weight * x.astype(np.float64), total.astype(np.float64)).astype(np.float32)
+
+
+def _fma_float64(weight: float | Array, x: Array, total: Array) -> Array:
+    """The same, without a wider type: Boldo and Melquiond, "Emulation of FMA and correctly rounded sums: proved
+    algorithms using rounding to odd" (2008). Exact unless something overflows or underflows."""
+    product = np.asarray(weight * x)
+    (a, b), (c, d) = (_halves(np.asarray(each)) for each in (weight, x))
+    lost = b * d - (((product - a * c) - b * c) - a * d)  # of the product: Dekker
+    high, low = _two_sum(total, lost)
+    whole, rest = _two_sum(product, high)
+    return np.asarray(whole + _odd_sum(low, rest))
+
+
+def _halves(x: Array) -> tuple[Array, Array]:
+    """Two parts of 26 bits: products of them are exact. Veltkamp."""
+    scaled = x * (2.0**27 + 1)
+    high = scaled - (scaled - x)
+    return high, x - high
+
+
+def _two_sum(a: Array, b: Array) -> tuple[Array, Array]:
+    """The rounded sum, and what rounding lost. Knuth."""
+    rounded = a + b
+    part = rounded - a
+    return rounded, (a - (rounded - part)) + (b - part)
+
+
+def _odd_sum(a: Array, b: Array) -> Array:
+    """The sum, rounded to odd: the last bit records a loss."""
+    rounded, lost = _two_sum(a, b)
     even = rounded.view(np.int64) % 2 == 0
-    toward = np.where(lost > 0, np.inf, -np.inf)
-    return np.where((lost != 0) & even, np.nextafter(rounded, toward), rounded).astype(np.float32)
-
-
-def _fma_float64(weight: float, x: Array, total: Array) -> Array:
-    exact = [
-        float(Fraction(weight) * Fraction(float(a)) + Fraction(float(b)))
-        for a, b in zip(x.ravel(), total.ravel(), strict=True)
-    ]
-    return np.array(exact).reshape(x.shape)
+    return np.where((lost != 0) & even, np.nextafter(rounded, np.where(lost > 0, np.inf, -np.inf)), rounded)

@@ -49,12 +49,11 @@ class Body:
 
 
 def _each(step: Any, source: Array, made: Array, axis: int, low: Array, high: Array) -> None:
-    """A step along an axis of each image, as [before, n, after, 1] or [before, n, rows, columns]."""
+    """A step along an axis of each image, as contiguous [before, n, rows, columns]: one layout to compile for."""
+    x, y, z = made.shape[1:]
+    shape = ((1, x, y, z), (x, y, 1, z), (x * y, z, 1, 1))[axis]
     for one, other in zip(source, made, strict=True):
-        views = [each[None] if axis == 0 else each[..., None].swapaxes(1, 2) for each in (one, other)]
-        if axis == 1:
-            views = [each[:, :, None] for each in (one, other)]
-        step(views[0], views[1], low, high)
+        step(np.ascontiguousarray(one).reshape(shape), other.reshape(shape), low, high)
 
 
 @compiled

@@ -86,14 +86,14 @@ class ExactCase:
 
 def exponentials(trajectory: Array, shape: tuple[int, ...]) -> Iterator[tuple[slice, Array]]:
     """exp(2πi k·r/N) for a batch of samples at a time, [m, pixels]."""
-    places = np.meshgrid(*(np.arange(n) - n // 2 for n in shape), indexing="ij")
     step = max(AT_ONCE // max(math.prod(shape), 1), 1)
     for begin in range(0, len(trajectory), step):
         some = slice(begin, begin + step)
-        turns = np.zeros((len(trajectory[some]), math.prod(shape)))
-        for k, r, n in zip(trajectory[some].T.astype(np.float64), places, shape, strict=True):
-            turns += (k % n / n)[:, None] * r.ravel()  # folded into the period n, exactly
-        yield some, np.exp(2j * np.pi * turns)
+        waves = np.ones((len(trajectory[some]), 1), np.complex128)
+        for k, n in zip(trajectory[some].T.astype(np.float64), shape, strict=True):
+            turns = (k % n / n)[:, None] * (np.arange(n) - n // 2)  # folded into the period n, exactly
+            waves = (waves[:, :, None] * np.exp(2j * np.pi * turns)[:, None]).reshape(len(turns), -1)
+        yield some, waves
 
 
 def adjoint(samples: Array, trajectory: Array, shape: tuple[int, ...], weights: Array | None) -> Array:

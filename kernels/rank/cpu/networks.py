@@ -237,15 +237,20 @@ def median_tile(
     pitch = blocks + BLOCK
     # Rows of samples, sorted columns, pairs of them, results.
     work = np.empty((held + 3 * core + 3) * pitch + core * inner, source.dtype)
-    columns = (held + np.arange(core)) * pitch
-    pairs = (held + core + np.arange(2 * core)) * pitch
-    results = (held + 3 * core + np.arange(2)) * pitch
-    column_inputs, result_inputs = np.empty(core, np.int64), np.empty(core * size + 2 * size, np.int64)
-    whole_inputs = np.empty(size * held, np.int64)
-    pair_inputs = np.concatenate((columns, columns + inner))
-    for at in range(size // 2):
-        result_inputs[2 * core * at : 2 * core * (at + 1)] = pairs + 2 * at * inner
-    result_inputs[core * core : core * size] = columns + core * inner
+    columns, pairs, results = np.empty(core, np.int64), np.empty(2 * core, np.int64), np.empty(2, np.int64)
+    column_inputs, pair_inputs = np.empty(core, np.int64), np.empty(2 * core, np.int64)
+    whole_inputs, result_inputs = np.empty(size * held, np.int64), np.empty(core * size + 2 * size, np.int64)
+    # Loops: Numba takes seconds to compile arithmetic on arrays.
+    for i in range(core):
+        columns[i] = (held + i) * pitch
+        result_inputs[core * core + i] = columns[i] + core * inner
+    for i in range(2 * core):
+        pairs[i] = (held + core + i) * pitch
+        pair_inputs[i] = columns[i % core] + i // core * inner
+    for i in range(2):
+        results[i] = (held + 3 * core + i) * pitch
+    for i in range(core * core):
+        result_inputs[i] = pairs[i % (2 * core)] + i // (2 * core) * 2 * inner
     plane, end = tile[0, 0], tile[1, 2]
     read = tile[0, 2]
     for y in range(tile[0, 2], end, 2):

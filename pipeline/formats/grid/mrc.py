@@ -58,7 +58,7 @@ def _head(header: GridHeader) -> bytes:
     else:
         record["start"] = starts[::-1]
     put_labels(record, [header.line(_LABEL_CHARACTERS).encode(), b"Columns along z, rows along y, sections along x"])
-    return record.tobytes()
+    return bytes(record.tobytes())
 
 
 def _angles(cell: NDArray[np.float64]) -> tuple[float, ...]:

@@ -47,4 +47,4 @@ def nifti_head(header: SeriesHeader) -> bytes:
     record["descrip"] = header.title.encode("ascii", "replace")[:_LONGEST_TITLE]
     if header.affine is not None:
         put_affine(record, header.affine)
-    return record.tobytes() + bytes(EXTENDER_BYTES)
+    return bytes(record.tobytes()) + bytes(EXTENDER_BYTES)

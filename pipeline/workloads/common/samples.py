@@ -10,8 +10,12 @@ import numpy as np
 
 from pipeline.errors import InputError
 
-_WIDER = {"bool": np.uint8, "int8": np.int16, "float16": np.float32}
-_WIDER |= dict.fromkeys(("uint32", "int32", "uint64", "int64"), np.float64)
+_WIDER: dict[str, np.dtype[Any]] = {
+    "bool": np.dtype(np.uint8),
+    "int8": np.dtype(np.int16),
+    "float16": np.dtype(np.float32),
+}
+_WIDER |= dict.fromkeys(("uint32", "int32", "uint64", "int64"), np.dtype(np.float64))
 # float64 holds every whole number up to this.
 EXACT = 1 << 53
 VECTOR = np.dtype(np.complex128)  # as many bytes as a GPU copies at once
@@ -38,7 +42,7 @@ def copy_rows(source: Any, part: tuple[slice, ...], target: Any) -> None:
 
 def computed_in(stored: np.dtype[Any]) -> np.dtype[Any]:
     """The dtype in which images of that dtype are computed; of 64-bit integers it holds those up to ±2**53."""
-    return np.dtype(_WIDER.get(stored.name, stored))
+    return _WIDER.get(stored.name, stored)
 
 
 def computed_in_floats(stored: np.dtype[Any]) -> np.dtype[Any]:

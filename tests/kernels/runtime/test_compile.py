@@ -26,6 +26,8 @@ QUICK = ("--Ofast-compile=max",)
 CHECKED_ONLY = ("-dlto",)
 # A template with more instances is compiled in full for one architecture, and in part for the others.
 MANY = 16
+# Each instance takes seconds: code is made for every argument once, with whichever other.
+SLOW = ("median_tile",)
 BATCH = 64
 OLDEST, IN_FULL, NEWEST = 75, 90, 100
 _COMPARED = re.compile(r"__CUDA_ARCH__ (?:>=|<) (\d+)0\b")
@@ -49,13 +51,14 @@ def template(expression: str) -> str:
 
 def covering(expressions: Sequence[str], turn: int) -> tuple[str, ...]:
     """All instances of templates with few, in order; of those with MANY, some that have every pair of arguments that
-    any instance has. Another turn begins elsewhere, and so chooses others."""
+    any instance has; of SLOW ones, some that have every argument. Another turn begins elsewhere, and so chooses others.
+    """
     groups: dict[str, list[str]] = {}
     for expression in expressions:
         groups.setdefault(template(expression), []).append(expression)
     kept: set[str] = set()
-    for instances in groups.values():
-        if len(instances) <= MANY:
+    for name, instances in groups.items():
+        if len(instances) <= MANY and name not in SLOW:
             kept.update(instances)
             continue
         start = turn * len(instances) // 3
@@ -69,8 +72,9 @@ def covering(expressions: Sequence[str], turn: int) -> tuple[str, ...]:
 
 
 def pairs(expression: str) -> frozenset[tuple[tuple[int, str], ...]]:
-    """Every two of a template's arguments, with their positions."""
-    return frozenset(combinations(enumerate(expression.partition("<")[2].split(", ")), 2))
+    """Every two of a template's arguments, with their positions; of SLOW templates every one."""
+    arguments = enumerate(expression.partition("<")[2].split(", "))
+    return frozenset(combinations(arguments, 1 if template(expression) in SLOW else 2))
 
 
 def batched(expressions: Sequence[str]) -> Iterator[tuple[str, ...]]:
@@ -97,7 +101,7 @@ def test_every_template_compiles(operation: str, architecture: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("operation", kernels.names())
 def test_every_entry_of_every_variant_compiles_and_can_be_assembled(operation: str) -> None:
-    """Of templates with MANY instances, makes code for every pair of arguments, and checks the other instances.
+    """Of templates with MANY or SLOW instances, makes code for some, see `covering`, and checks the other instances.
 
     Assembles one instance of each hand-written instruction; the text shows the other errors of the assembler.
     """
@@ -152,6 +156,14 @@ def test_every_pair_of_arguments_is_compiled_for_every_architecture() -> None:
         assert len(of_fused) < counts["fused"] / 3
     assert len(set.union(*fused)) > 2 * max(map(len, fused)), "each architecture has others"
     assert covering(("a<1, 2>", "b<1, 2>", "c"), 2) == ("a<1, 2>", "b<1, 2>", "c")
+
+
+def test_every_argument_of_slow_templates_is_compiled() -> None:
+    everything = [each for each in entries("rank") if template(each) in SLOW]
+    chosen = covering(everything, 2)
+    assert len(everything) == 12
+    assert len(chosen) == 4
+    assert set().union(*map(pairs, chosen)) == set().union(*map(pairs, everything))
 
 
 def test_columns_of_narrow_values_stay_in_registers() -> None:

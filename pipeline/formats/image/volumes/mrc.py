@@ -27,7 +27,7 @@ from pipeline.formats.image.metadata.notes import Notes, text_of
 from pipeline.formats.image.positional_writer import PositionalWriter
 from pipeline.formats.image.volumes.inflated import MAGIC as GZIP
 from pipeline.formats.image.volumes.inflated import start_of
-from pipeline.formats.image.volumes.ordered import BYTE_ORDERS, ByteOrder, ordered
+from pipeline.formats.image.volumes.ordered import BYTE_ORDERS, ByteOrder, Record, ordered
 from pipeline.formats.image.volumes.reader import VolumeReader
 from pipeline.storage.object_file import opened_to_read
 from pipeline.storage.partial import Callback, Opening, no_callback
@@ -78,7 +78,7 @@ class MrcTags:
         return f"MrcTags({self.head!r}, {self.extended!r}, {self.fits})"
 
     @property
-    def record(self) -> NDArray[Any]:
+    def record(self) -> Record:
         """A copy of the header's fields."""
         return np.frombuffer(bytearray(self.head), HEADER).reshape(())
 
@@ -221,7 +221,7 @@ class _Moments:
         )
 
 
-def blank() -> NDArray[Any]:
+def blank() -> Record:
     """A header of one volume of float32, columns along x, without a place or a cell."""
     record = np.zeros((), HEADER)
     record["mode"], record["ispg"], record["version"] = CODES[np.dtype(np.float32)], _VOLUME, _VERSION
@@ -231,7 +231,7 @@ def blank() -> NDArray[Any]:
     return record
 
 
-def put_labels(record: NDArray[Any], lines: list[bytes]) -> None:
+def put_labels(record: Record, lines: list[bytes]) -> None:
     record["nlabl"] = len(lines)
     record["labels"] = [line.ljust(_LABEL_CHARACTERS) for line in lines] + [b""] * (_LABELS - len(lines))
 
@@ -261,7 +261,7 @@ def _reader(file: PositionalFile, *, as_stored: bool) -> VolumeReader:
     return VolumeReader(file, header, samples)
 
 
-def _read_head(file: PositionalFile) -> tuple[NDArray[Any], ByteOrder]:
+def _read_head(file: PositionalFile) -> tuple[Record, ByteOrder]:
     """The header, and the file's byte order."""
     start = start_of(file, HEADER.itemsize)
     if len(start) < HEADER.itemsize:
@@ -274,7 +274,7 @@ def _read_head(file: PositionalFile) -> tuple[NDArray[Any], ByteOrder]:
     raise InputError(f"{file.path}: not an MRC file, or its header is damaged; copy or export it again")
 
 
-def _dtype_of(path: Path, record: NDArray[Any], any_samples: bool) -> np.dtype[Any]:
+def _dtype_of(path: Path, record: Record, any_samples: bool) -> np.dtype[Any]:
     mode = int(record["mode"])
     if mode == 0 and _is_unsigned(record):
         return np.dtype(np.uint8)
@@ -284,18 +284,18 @@ def _dtype_of(path: Path, record: NDArray[Any], any_samples: bool) -> np.dtype[A
     return np.dtype(name)
 
 
-def _is_unsigned(record: NDArray[Any]) -> bool:
+def _is_unsigned(record: Record) -> bool:
     """Whether IMOD wrote the bytes of mode 0 without a sign."""
     return bool(record["imod_stamp"] == _STAMP and not record["imod_flags"] & _SIGNED)
 
 
-def _letters(record: NDArray[Any]) -> str:
+def _letters(record: Record) -> str:
     """The axes along which columns, rows and sections run."""
     axes = record["axes"].tolist()
     return "".join("XYZ"[axis - 1] for axis in axes) if sorted(axes) == [1, 2, 3] else "XYZ"
 
 
-def _volumes(record: NDArray[Any]) -> int:
+def _volumes(record: Record) -> int:
     """How many time points the sections are of: images of a stack each, or volumes of a stack."""
     sections, planes = int(record["n"][2]), int(record["m"][2])
     if record["ispg"] >= _STACK and planes > 0 and sections % planes == 0:
@@ -303,7 +303,7 @@ def _volumes(record: NDArray[Any]) -> int:
     return sections if record["ispg"] == _IMAGE and planes == 1 else 1
 
 
-def _axes_of(path: Path, record: NDArray[Any]) -> tuple[str, tuple[int, ...]]:
+def _axes_of(path: Path, record: Record) -> tuple[str, tuple[int, ...]]:
     letters, volumes = _letters(record), _volumes(record)
     if volumes > 1 and letters != "XYZ":
         raise InputError(f"{path}: a stack whose columns do not run along x; export it again")
@@ -313,7 +313,7 @@ def _axes_of(path: Path, record: NDArray[Any]) -> tuple[str, tuple[int, ...]]:
     return axes, tuple(sizes[letter] for letter in axes)
 
 
-def _stored(record: NDArray[Any], axes: str) -> str:
+def _stored(record: Record, axes: str) -> str:
     return "".join(letter for letter in "T" + _letters(record)[::-1] if letter in axes)
 
 
@@ -337,13 +337,13 @@ def _described(tags: MrcTags, shape: tuple[int, ...], axes: str, dtype: np.dtype
     )
 
 
-def _text_of(record: NDArray[Any]) -> str:
+def _text_of(record: Record) -> str:
     count = min(max(int(record["nlabl"]), 0), _LABELS)
     lines = [text_of(label).rstrip() for label in record["labels"].tolist()[:count]]
     return "\n".join(line for line in lines if line)
 
 
-def _steps(record: NDArray[Any]) -> dict[str, float]:
+def _steps(record: Record) -> dict[str, float]:
     """In angstrom, by axis; 0 if it is not stated."""
     cell, samples = record["cell"].astype(np.float64), record["m"].astype(np.float64)
     with np.errstate(all="ignore"):
@@ -373,7 +373,7 @@ def _angstrom(known: Calibration) -> dict[str, float] | None:
     return None if None in found.values() else {letter: size for letter, size in found.items() if size is not None}
 
 
-def _record_of(header: ImageHeader, tags: MrcTags | None) -> NDArray[Any]:
+def _record_of(header: ImageHeader, tags: MrcTags | None) -> Record:
     sizes = dict.fromkeys("TXYZ", 1) | dict(zip(header.axes, header.shape, strict=True))
     shape = tuple(sizes[letter] for letter in "XYZ")
     if tags is None:
@@ -404,7 +404,7 @@ def _record_of(header: ImageHeader, tags: MrcTags | None) -> NDArray[Any]:
     return record
 
 
-def _put_start(record: NDArray[Any], known: Calibration, older: Calibration, shape: tuple[int, ...]) -> None:
+def _put_start(record: Record, known: Calibration, older: Calibration, shape: tuple[int, ...]) -> None:
     """State where the first sample lies, if that is not where the record says."""
     steps, letters = _steps(record), _letters(record)
     position, moved = np.zeros(3), np.zeros(3)

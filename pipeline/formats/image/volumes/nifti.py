@@ -47,7 +47,7 @@ from pipeline.formats.image.volumes.nifti_header import (
     blank,
     put_affine,
 )
-from pipeline.formats.image.volumes.ordered import BYTE_ORDERS, ByteOrder, ordered
+from pipeline.formats.image.volumes.ordered import BYTE_ORDERS, ByteOrder, Record, ordered
 from pipeline.formats.image.volumes.reader import VolumeReader
 from pipeline.storage.object_file import opened_to_read
 from pipeline.storage.partial import Opening
@@ -203,7 +203,7 @@ def _version_of(head: bytes) -> tuple[np.dtype[Any], ByteOrder] | None:
     return None
 
 
-def _read_head(file: PositionalFile) -> tuple[NDArray[Any], ByteOrder, tuple[tuple[int, bytes], ...]]:
+def _read_head(file: PositionalFile) -> tuple[Record, ByteOrder, tuple[tuple[int, bytes], ...]]:
     """The header in native byte order, the file's byte order, and the extensions."""
     path, start = file.path, start_of(file, NIFTI2.itemsize + EXTENDER_BYTES)
     found = _version_of(start)
@@ -240,7 +240,7 @@ def _extensions(data: bytes, order: str) -> tuple[tuple[int, bytes], ...]:
     return tuple(found)
 
 
-def _dtype_of(path: Path, record: NDArray[Any], any_samples: bool) -> tuple[np.dtype[Any], int]:
+def _dtype_of(path: Path, record: Record, any_samples: bool) -> tuple[np.dtype[Any], int]:
     """Of a sample, and how many a pixel has."""
     code = int(record["datatype"])
     if code in _COLOURS:
@@ -252,19 +252,19 @@ def _dtype_of(path: Path, record: NDArray[Any], any_samples: bool) -> tuple[np.d
     raise InputError(f"{path}: holds {_REFUSED.get(code, f'data of type {code}, which NIfTI lacks: save it again')}")
 
 
-def _axes_of(path: Path, record: NDArray[Any], samples: int) -> tuple[str, tuple[int, ...]]:
+def _axes_of(path: Path, record: Record, samples: int) -> tuple[str, tuple[int, ...]]:
     count = int(record["dim"][0])
     lengths = [int(length) for length in record["dim"][1 : count + 1]]
     if min(lengths) < 1:
         raise InputError(f"{path}: its header states lengths {lengths}; save it again")
     if math.prod(lengths[5:]) > 1:
         raise InputError(f"{path}: has {count} axes {lengths}; x, y, z, time and channels are read: save a part of it")
-    sizes = dict(zip(_LETTERS, [*lengths, 1, 1, 1, 1][:5], strict=True)) | {"S": samples}
+    sizes = {**dict(zip(_LETTERS, [*lengths, 1, 1, 1, 1][:5], strict=True)), "S": samples}
     axes = "".join(letter for letter in "TCZYXS" if letter in "YX" or sizes[letter] > 1)
     return axes, tuple(sizes[letter] for letter in axes)
 
 
-def _scale_of(record: NDArray[Any], dtype: np.dtype[Any]) -> tuple[float, float] | None:
+def _scale_of(record: Record, dtype: np.dtype[Any]) -> tuple[float, float] | None:
     """Slope and intercept; None if the stored values are meant."""
     slope, intercept = float(record["scl_slope"]), float(record["scl_inter"])
     is_scaled = math.isfinite(slope) and slope != 0 and (slope, intercept) != (1.0, 0.0)
@@ -279,7 +279,7 @@ def _scaled_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def _described(
-    record: NDArray[Any], extensions: tuple[tuple[int, bytes], ...], shape: tuple[int, ...], axes: str,
+    record: Record, extensions: tuple[tuple[int, bytes], ...], shape: tuple[int, ...], axes: str,
     dtype: np.dtype[Any],
 ) -> ImageHeader:  # fmt: skip
     tags = NiftiTags(record.tobytes(), extensions)
@@ -334,7 +334,7 @@ def nifti_head(header: ImageHeader) -> bytes:
     record["cal_min"], record["cal_max"] = shown[0]
     tail = _packed(extensions)
     record["vox_offset"] = record.dtype.itemsize + len(tail)
-    return record.tobytes() + tail
+    return bytes(record.tobytes()) + tail
 
 
 def _packed(extensions: tuple[tuple[int, bytes], ...]) -> bytes:
@@ -365,7 +365,7 @@ def _interval(known: Calibration) -> Step | None:
     return None if seconds is None else Step(seconds, "second")
 
 
-def _put_calibration(record: NDArray[Any], known: Calibration) -> None:
+def _put_calibration(record: Record, known: Calibration) -> None:
     unit, steps = _length_unit(known), {}
     for letter in "XYZ" if unit is not None else "":
         step = known.steps.get(letter)

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.formats.image.volumes.ordered import Record
+
 # Declared as a list: mypy takes seconds to find the type of so many tuples.
 _FIELDS1: list[Any] = [
     ("sizeof_hdr", "<i4"), ("data_type", "S10"), ("db_name", "S18"), ("extents", "<i4"), ("session_error", "<i2"),
@@ -48,7 +50,7 @@ _HALF_TURN = 1e-7  # the square of a, below which the rotation is by 180 degrees
 _TOLERATED = 1e-5  # of a pixel size, stored in float32 twice
 
 
-def blank(version: np.dtype[Any] = NIFTI1) -> NDArray[Any]:
+def blank(version: np.dtype[Any] = NIFTI1) -> Record:
     """A header without a place or units, whose values are stored unscaled."""
     record = np.zeros((), version)
     record["sizeof_hdr"], record["magic"] = version.itemsize, MAGIC[version]
@@ -57,7 +59,7 @@ def blank(version: np.dtype[Any] = NIFTI1) -> NDArray[Any]:
     return record
 
 
-def put_affine(record: NDArray[Any], affine: NDArray[np.float64], code: int = SCANNER) -> None:
+def put_affine(record: Record, affine: NDArray[np.float64], code: int = SCANNER) -> None:
     """State where the volume lies: (4, 4), from indices (x, y, z, 1) to coordinates."""
     quaternion, qfac = quaternion_of(affine)
     record["pixdim"][0] = qfac
@@ -103,7 +105,7 @@ class NiftiTags:
         return f"NiftiTags({self.head!r}, {self.extensions!r})"
 
     @property
-    def record(self) -> NDArray[Any]:
+    def record(self) -> Record:
         """A copy of the header's fields."""
         version = next(each for each in VERSIONS if each.itemsize == len(self.head))
         return np.frombuffer(bytearray(self.head), version).reshape(())
@@ -152,7 +154,7 @@ class NiftiTags:
         return NiftiTags(record.tobytes(), self.extensions)
 
 
-def _of_quaternion(record: NDArray[Any]) -> NDArray[np.float64]:
+def _of_quaternion(record: Record) -> NDArray[np.float64]:
     b, c, d = record["quatern"].astype(np.float64)
     left = 1.0 - (b * b + c * c + d * d)
     if left < _HALF_TURN:  # rounding of b, c and d

@@ -15,6 +15,7 @@ from pipeline.storage.writable import WritableFile
 
 ByteOrder = Literal["<", ">"]
 BYTE_ORDERS: tuple[ByteOrder, ...] = ("<", ">")
+Record = Any  # a structured array without axes; with its exact type, mypy takes seconds for arithmetic on its fields
 
 
 @dataclass(frozen=True, kw_only=True)
