@@ -10,7 +10,9 @@
 // result. The others are GROUPS groups of equal size. Before each group, every window's samples are counted: bytes of the
 // columns, then halves of the windows. So a result looks at the bits of one group: at most 512 places.
 //
-//   load      samples -> keys, and counts of their lower 13 bits   all threads
+//   load      samples -> keys                                      all threads
+//     |  barrier
+//   count     of samples with the same lower 13 bits               atomic: a counter has 16 bits
 //     |  barrier
 //   sort      by these: scan, scatter, equal ones in any order;    all threads, a barrier after each; of the second pass
 //             by the upper 3, if a sample has them, in order       each takes words side by side
@@ -18,16 +20,18 @@
 //   places    a bit each in the sets of its column and its row;    atomic: samples of a column share words
 //             its group
 //     |  barrier
-//   windows   sets of columns -> of windows, likewise of rows;     some warps the sets, the others the counts
+//   windows   sets of columns -> of windows, likewise of rows;     some warps the sets, others the counts
 //             counts before each group down the columns
 //     |  barrier
 //   counts    along the rows                                       a lane a row
 //     |  barrier
-//   results   group, word, bit, sample                             one thread each
+//   results   group, word, bit, sample                             two or more a thread
 //
-// A result of 31 x 31 takes about 900 instructions, of which a multiprocessor of an H200 starts 128 a cycle: 1.8 ms of
-// 8192 x 8192. For 32 results, shared memory moves about 240 lines of 128 bytes, one a cycle, half of them for conflicts of
-// random places: 1.9 ms; 2.62 ms measured. Two blocks fit; one block of twice the warps and results takes a tenth longer.
+// The lines of a tile are filled up to whole warps, so that no branch separates a thread's samples.
+//
+// A result of 31 x 31 takes about 700 instructions, of which a multiprocessor of an H200 starts 128 a cycle: 1.5 ms of
+// 8192 x 8192. For 32 results, shared memory moves about 200 lines of 128 bytes, one a cycle, a third of them for conflicts of
+// random places: 1.6 ms; 2.32 ms measured. Two blocks fit; one block of twice the warps and results takes a tenth longer.
 //
 // Sources: Huang, Yang and Tang, "A fast two-dimensional median filtering algorithm" (1979) for windows as sets of places;
 // Satish, Harris and Garland (2009) for the sort.
@@ -39,14 +43,13 @@ constexpr int BITSET_ROWS = 32;                        // results of a tile alon
 constexpr int GROUPS = 8;                              // whose counts are the bytes of two words
 constexpr int SORTED_BITS = 13, HIGH = 8;              // of the first pass of the sort; digits of the second
 constexpr unsigned NUMBERS = (1u << SORTED_BITS) - 1;  // of a sample: y * PITCH + x
-constexpr int FIRSTS = HIGH / 2 + 1;                   // words of a thread's first places: odd, so that banks differ
 
 struct BitsetsTask : PlanesTask {
     int taps_y, taps_x, inner, rank;
 };
 
-// Of a place: those of a word's first bits, which threads side by side read, lie in different banks.
-__device__ inline unsigned slot_of(unsigned place) { return place + place / 32 * 2; }
+// Of a place: those of a bit of neighbouring words, which threads side by side read, lie in different banks.
+__device__ inline unsigned slot_of(unsigned place) { return place ^ (place >> 5 & 0x1Eu); }
 
 // Numbers of a tile. CHUNKS: 32 samples of a line each; ACROSS: results of a line; QUADS: four words of a group each.
 template <int WARPS, int CHUNKS, int ACROSS, int QUADS>
@@ -54,63 +57,67 @@ struct Bitsets {
     static constexpr int THREADS = 32 * WARPS, DIGITS_EACH = (1 << SORTED_BITS) / THREADS;
     static constexpr int PITCH = 32 * CHUNKS;         // of a line of samples
     static constexpr int EACH = 64 / WARPS * CHUNKS;  // samples of a thread
+    static constexpr int SAMPLES = THREADS * EACH, LINES = SAMPLES / PITCH;
     static constexpr int WORDS = 4 * QUADS * GROUPS;  // of a set
     static constexpr int STEP = WORDS + 4;            // from one set to the next: four words of neighbours in other banks
-    static constexpr int COUNTERS = (1 << SORTED_BITS) * (DIGITS_EACH + 4) / DIGITS_EACH;
+    static constexpr int COUNTERS = THREADS * (DIGITS_EACH / 2 + 4);  // words
     static constexpr int RESULTS = ACROSS, GROUP_QUADS = QUADS;
-    static constexpr int LINE = (ACROSS + 1) * 4;     // words of a line of counts of windows
+    static constexpr int LINE = (ACROSS + 1) * 2;     // words of a line of counts of windows, of half of the groups
     static constexpr int COLUMN_LINE = PITCH + 1;     // and of counts of columns
     // Words of the parts of shared memory.
-    static constexpr int PLACES = THREADS * EACH / 64 * 34;
-    static constexpr int COUNTS = BITSET_ROWS * LINE > PLACES ? BITSET_ROWS * LINE : PLACES;
+    static constexpr int SETS = PITCH * STEP + (LINES + 1) * WORDS;  // one more for places past the last
+    static constexpr int PLACES = SAMPLES / 2;
+    static constexpr int COUNTS = 2 * BITSET_ROWS * LINE > PLACES ? 2 * BITSET_ROWS * LINE : PLACES;
     static constexpr int COLUMN_COUNTS = 2 * BITSET_ROWS * COLUMN_LINE;
-    static_assert(COUNTERS % (4 * THREADS) == 0 && THREADS * FIRSTS <= COLUMN_COUNTS && EACH < 16, "");
+    static_assert(SETS >= COUNTERS + THREADS && DIGITS_EACH == 16 && COUNTERS % (4 * THREADS) == 0 && EACH < 16, "");
 
-    static __device__ int sets(int samples) { return max(samples * STEP, COUNTERS); }  // samples: rows and columns
-    // Counters that a thread scans lie side by side; those of threads side by side begin in different banks.
-    static __device__ unsigned counter_of(unsigned digit) { return digit + digit / DIGITS_EACH * 4; }
+    // First byte of a digit's counter of 16 bits. Counters that a thread scans lie side by side; those of threads side by side
+    // begin in different banks.
+    static __device__ unsigned counter_of(unsigned digit) { return 2 * digit + (digit & ~15u); }
 };
+
+// The sum of the lanes up to this one.
+__device__ inline unsigned scan_lanes(unsigned sum) {
+#pragma unroll
+    for (int apart = 1; apart < 32; apart *= 2)
+        asm volatile("{ .reg .pred is_there; .reg .u32 other; shfl.sync.up.b32 other|is_there, %0, %1, 0, 0xFFFFFFFF; "
+                     "@is_there add.u32 %0, %0, other; }" : "+r"(sum) : "r"(apart));
+    return sum;
+}
 
 // Counts of all digits become those of the digits before.
 template <typename T>
 __device__ inline void scan_digits(unsigned* counts) {
-    constexpr int FOURS = T::DIGITS_EACH / 4;
-    const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
+    const int thread = threadIdx.x, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     __shared__ unsigned totals[T::THREADS / 32];
-    uint4* mine = reinterpret_cast<uint4*>(counts + T::counter_of(thread * T::DIGITS_EACH));
-    uint4 held[FOURS];
-    unsigned own = 0;
-#pragma unroll
-    for (int i = 0; i < FOURS; ++i) {
-        held[i] = mine[i];
-        own += held[i].x + held[i].y + held[i].z + held[i].w;
-    }
-    unsigned before = own;
-#pragma unroll
-    for (int apart = 1; apart < 32; apart *= 2) {
-        const unsigned other = __shfl_up_sync(~0u, before, apart);
-        if (lane >= apart) before += other;
-    }
+    uint4* mine = reinterpret_cast<uint4*>(counts) + T::counter_of(thread * T::DIGITS_EACH) / 16;
+    uint4 four[2] = {mine[0], mine[1]};
+    unsigned own = four[0].x + four[0].y + four[0].z + four[0].w + four[1].x + four[1].y + four[1].z + four[1].w;
+    own = (own & 0xFFFFu) + (own >> 16);
+    unsigned before = scan_lanes(own);
     if (lane == 31) totals[warp] = before;
     __syncthreads();
     unsigned others = lane < warp ? totals[lane] : 0;
 #pragma unroll
     for (int apart = 16; apart >= 1; apart /= 2) others += __shfl_xor_sync(~0u, others, apart);
-    before += others - own;
+    before = (before + others - own) * 0x10001u;  // in both halves
+    const auto scan = [&](unsigned& two) {
+        const unsigned all = two * 0x10001u;  // the upper half is the sum of both
+        two = two * 0x10000u + before;
+        before += __byte_perm(all, 0, 0x3232);
+    };
 #pragma unroll
-    for (int i = 0; i < FOURS; ++i) {
-        const uint4 four = held[i];
-        mine[i] = {before, before + four.x, before + four.x + four.y, before + four.x + four.y + four.z};
-        before += four.x + four.y + four.z + four.w;
+    for (int i = 0; i < 2; ++i) {
+        scan(four[i].x), scan(four[i].y), scan(four[i].z), scan(four[i].w);
+        mine[i] = four[i];
     }
 }
 
 // Sorts words by their upper 3 bits, which keeps the order of equal ones. Each thread takes EACH of them, side by side.
 template <int WARPS, int EACH>
-__device__ inline void sort_by_high_bits(const unsigned* words, unsigned short* sorted, unsigned* firsts) {
-    const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
-    __shared__ unsigned short totals[HIGH][WARPS];
-    __shared__ __align__(16) unsigned starts[WARPS][HIGH / 2];
+__device__ inline void sort_by_high_bits(const unsigned* words, unsigned short* sorted) {
+    const int thread = threadIdx.x, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    __shared__ __align__(8) unsigned short totals[HIGH][WARPS];
     unsigned word[EACH / 2], before[EACH / 2];
 #pragma unroll
     for (int i = 0; i < EACH / 2; ++i) word[i] = words[thread * (EACH / 2) + i];
@@ -129,12 +136,7 @@ __device__ inline void sort_by_high_bits(const unsigned* words, unsigned short* 
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
         const unsigned own = seen >> 4 * k & 0x000F000Fu;
-        count[k] = own;
-#pragma unroll
-        for (int apart = 1; apart < 32; apart *= 2) {
-            const unsigned other = __shfl_up_sync(~0u, count[k], apart);
-            if (lane >= apart) count[k] += other;
-        }
+        count[k] = scan_lanes(own);
         if (lane == 31) {
             totals[k][warp] = static_cast<unsigned short>(count[k]);
             totals[k + 4][warp] = static_cast<unsigned short>(count[k] >> 16);
@@ -142,75 +144,89 @@ __device__ inline void sort_by_high_bits(const unsigned* words, unsigned short* 
         count[k] -= own;
     }
     __syncthreads();
-    if (warp == 0) {
-        // A lane has the totals of some warps, of one digit; all lanes, those of all in the order of the result.
-        const int digit = lane / 4, first = lane % 4 * (WARPS / 4);
-        unsigned total[WARPS / 4], sum = 0;
+    // A lane has the totals of four warps, of one digit; all lanes, those of all in the order of the result.
+    static_assert(HIGH * WARPS == 4 * 32, "");
+    const uint2 four = *reinterpret_cast<const uint2*>(&totals[lane / 4][lane % 4 * 4]);
+    const unsigned two = four.x + four.y, sum = (two & 0xFFFFu) + (two >> 16);
+    unsigned before_warp = scan_lanes(sum) - sum;
+    if (warp % 4 > 0) before_warp += four.x & 0xFFFFu;
+    if (warp % 4 > 1) before_warp += four.x >> 16;
+    if (warp % 4 > 2) before_warp += four.y & 0xFFFFu;
+    before_warp |= __shfl_down_sync(~0u, before_warp, 4) << 16;  // of even digits, with the next
+    const auto starts = [&](int digit) { return __shfl_sync(~0u, before_warp, 4 * digit + warp / 4); };
+    const uint4 start = {starts(0), starts(2), starts(4), starts(6)};
+    const auto joined = [](unsigned low, unsigned high) { return static_cast<unsigned long long>(high) << 32 | low; };
+    const unsigned long long lower =  // of digits 0 to 3, in quarters
+        joined(start.x + __byte_perm(count[0], count[1], 0x5410), start.y + __byte_perm(count[2], count[3], 0x5410));
+    const unsigned long long upper =
+        joined(start.z + __byte_perm(count[0], count[1], 0x7632), start.w + __byte_perm(count[2], count[3], 0x7632));
+    const auto first = [&](unsigned half) {  // place of the thread's first word with the digit in bits 13 to 15
+        return static_cast<unsigned>((half & 0x8000u ? upper : lower) >> (half >> 9 & 0x30u));
+    };
 #pragma unroll
-        for (int i = 0; i < WARPS / 4; ++i) sum += total[i] = totals[digit][first + i];
-        unsigned start = sum;
-#pragma unroll
-        for (int apart = 1; apart < 32; apart *= 2) {
-            const unsigned other = __shfl_up_sync(~0u, start, apart);
-            if (lane >= apart) start += other;
-        }
-        start -= sum;
-#pragma unroll
-        for (int i = 0; i < WARPS / 4; ++i) {
-            reinterpret_cast<unsigned short*>(starts[first + i])[digit] = static_cast<unsigned short>(start);
-            start += total[i];
-        }
-    }
-    __syncthreads();
-    const uint4 start = *reinterpret_cast<const uint4*>(starts[warp]);
-    firsts += thread * FIRSTS;
-    firsts[0] = start.x + __byte_perm(count[0], count[1], 0x5410);
-    firsts[1] = start.y + __byte_perm(count[2], count[3], 0x5410);
-    firsts[2] = start.z + __byte_perm(count[0], count[1], 0x7632);
-    firsts[3] = start.w + __byte_perm(count[2], count[3], 0x7632);
-    const unsigned short* mine = reinterpret_cast<const unsigned short*>(firsts);
+    for (int i = 0; i < EACH / 2; ++i) before[i] += __byte_perm(first(word[i]), first(word[i] >> 16), 0x5410);
 #pragma unroll
     for (int i = 0; i < EACH / 2; ++i) {
-        const unsigned low = mine[word[i] >> 13 & 7u] + (before[i] & 0xFFFFu), high = mine[word[i] >> 29] + (before[i] >> 16);
-        sorted[slot_of(low)] = static_cast<unsigned short>(word[i] & NUMBERS);
-        sorted[slot_of(high)] = static_cast<unsigned short>(word[i] >> 16 & NUMBERS);
+        sorted[slot_of(before[i] & 0xFFFFu)] = static_cast<unsigned short>(word[i] & NUMBERS);
+        sorted[slot_of(before[i] >> 16)] = static_cast<unsigned short>(word[i] >> 16 & NUMBERS);
     }
 }
 
 // A word of sets, which becomes that of `taps` sets from each on.
 template <int STEP, int COUNT>
 __device__ inline void sum_sets(unsigned* sets, int taps) {
-    unsigned window = 0;
-#pragma unroll 4
-    for (int x = 0; x < taps; ++x) window ^= sets[x * STEP];
-    const unsigned* next = sets + taps * STEP;
-#pragma unroll 8
+    unsigned leaves[COUNT - 1], window = 0;
+#pragma unroll
     for (int x = 0; x + 1 < COUNT; ++x) {
-        const unsigned leaves = sets[x * STEP], enters = next[x * STEP];
-        sets[x * STEP] = window;
-        window ^= leaves ^ enters;
+        leaves[x] = sets[x * STEP];
+        if (x < taps) window ^= leaves[x];
+    }
+    for (int x = COUNT - 1; x < taps; ++x) window ^= sets[x * STEP];
+    const unsigned* next = sets + taps * STEP;
+    constexpr int BATCH = 8;
+#pragma unroll
+    for (int first = 0; first < COUNT; first += BATCH) {
+        unsigned enters[BATCH];  // loads come before stores, so that they do not wait for each other
+#pragma unroll
+        for (int i = 0; i < BATCH && first + i + 1 < COUNT; ++i) enters[i] = next[(first + i) * STEP];
+#pragma unroll
+        for (int i = 0; i < BATCH && first + i + 1 < COUNT; ++i) {
+            sets[(first + i) * STEP] = window;
+            window ^= leaves[first + i] ^ enters[i];
+        }
     }
     sets[(COUNT - 1) * STEP] = window;
 }
 
-// Of 32 columns, half of the rows and half of the groups, as `part` says: how many samples of the window's rows lie before
-// each group. A lane goes down its column; four counts are bytes of a word.
+// Of 32 columns and half of the rows, as `part` says: how many samples of the window's rows lie before each group. A lane goes
+// down its column; eight counts are bytes of two words.
 template <typename T>
-__device__ inline void count_columns(const unsigned short* codes, unsigned* counts, int part, int columns, int taps) {
-    constexpr int ROWS = BITSET_ROWS / 2;
-    const int half = part % 2, y = part / 2 % 2 * ROWS, x = part / 4 * 32 + threadIdx.x % 32;
+__device__ inline void count_columns(const unsigned char* codes, unsigned* counts, int part, int columns, int taps) {
+    constexpr int ROWS = BITSET_ROWS / 2, HALF = BITSET_ROWS * T::COLUMN_LINE;
+    const int y = part % 2 * ROWS, x = part / 2 * 32 + threadIdx.x % 32;
     if (x >= columns) return;
-    const unsigned char* code = reinterpret_cast<const unsigned char*>(codes + y * T::PITCH + x) + half;
-    counts += (half * BITSET_ROWS + y) * T::COLUMN_LINE + x;
-    const auto groups = [&](int row) { return __funnelshift_lc(0, 0x01010101u, code[row * 2 * T::PITCH]); };
-    unsigned sum = 0;
+    codes += y * T::PITCH + x;
+    counts += y * T::COLUMN_LINE + x;
+    unsigned lower = 0, upper = 0;
+    const auto code = [&](int row) { return static_cast<unsigned>(codes[row * T::PITCH]); };
+    const auto change = [&](unsigned shift, unsigned sign) {
+        unsigned long long ones;  // a shift by 64 leaves 0
+        asm("shl.b64 %0, %1, %2;" : "=l"(ones) : "l"(0x0101010101010101ull), "r"(shift));
+        lower += sign * static_cast<unsigned>(ones), upper += sign * static_cast<unsigned>(ones >> 32);
+    };
 #pragma unroll 4
-    for (int row = 0; row < taps; ++row) sum += groups(row);
-    counts[0] = sum;
-#pragma unroll 5
-    for (int row = 1; row < ROWS; ++row) {
-        sum += groups(row + taps - 1) - groups(row - 1);
-        counts[row * T::COLUMN_LINE] = sum;
+    for (int row = 0; row < taps; ++row) change(code(row), 1);
+    counts[0] = lower, counts[HALF] = upper;
+#pragma unroll
+    for (int first = 1; first < ROWS; first += 5) {
+        unsigned enters[5], leaves[5];  // loads come before stores, so that they do not wait for each other
+#pragma unroll
+        for (int i = 0; i < 5; ++i) enters[i] = code(first + i + taps - 1), leaves[i] = code(first + i - 1);
+#pragma unroll
+        for (int i = 0; i < 5; ++i) {
+            change(enters[i], 1), change(leaves[i], ~0u);
+            counts[(first + i) * T::COLUMN_LINE] = lower, counts[(first + i) * T::COLUMN_LINE + HALF] = upper;
+        }
     }
 }
 
@@ -222,7 +238,7 @@ __device__ inline void count_windows(const unsigned* column_counts, unsigned* co
     const int lane = threadIdx.x % 32, half = threadIdx.x / 32 % 2, x = threadIdx.x / 64 * PIECE;
     if (x >= T::RESULTS) return;
     const unsigned* from = column_counts + (half * BITSET_ROWS + lane) * T::COLUMN_LINE + x;
-    uint2* found = reinterpret_cast<uint2*>(counts + lane * T::LINE + x * 4 + 2 * half);
+    uint2* found = reinterpret_cast<uint2*>(counts + (half * BITSET_ROWS + lane) * T::LINE + x * 2);
     const auto even = [](unsigned four) { return four & 0x00FF00FFu; };
     const auto odd = [](unsigned four) { return __byte_perm(four, 0, 0x4341); };
     uint2 sum = {0, 0};
@@ -237,7 +253,7 @@ __device__ inline void count_windows(const unsigned* column_counts, unsigned* co
     for (; at < taps; ++at) four += from[at];
     sum.x += even(four), sum.y += odd(four);
     found[0] = sum;
-    uint2 change[PIECE];  // loads come before stores, so that they do not wait for each other
+    uint2 change[PIECE];
 #pragma unroll
     for (int i = 1; i < PIECE; ++i) {
         const unsigned enters = from[i + taps - 1], leaves = from[i - 1];
@@ -246,17 +262,18 @@ __device__ inline void count_windows(const unsigned* column_counts, unsigned* co
 #pragma unroll
     for (int i = 1; i < PIECE; ++i) {
         sum.x += change[i].x, sum.y += change[i].y;
-        found[2 * i] = sum;
+        found[i] = sum;
     }
 }
 
-// The place of a window's sample of a rank, counted from the first group. `counts`: before groups 0 and 2, 1 and 3, 4 and 6,
-// 5 and 7.
+// The place of a window's sample of a rank, counted from the first group. `counts`: before groups 0 and 2, 1 and 3; of the
+// other half 4 and 6, 5 and 7.
 template <typename T>
 __device__ inline int place_of_result(const unsigned* counts, const unsigned* in_columns, const unsigned* in_rows, int rank) {
-    const uint4 all = *reinterpret_cast<const uint4*>(counts);
-    const bool is_upper = (all.z & 0xFFFFu) <= rank;
-    const unsigned even = is_upper ? all.z : all.x, odd = is_upper ? all.w : all.y;
+    const uint2 lower = *reinterpret_cast<const uint2*>(counts);
+    const uint2 upper = *reinterpret_cast<const uint2*>(counts + BITSET_ROWS * T::LINE);
+    const bool is_upper = (upper.x & 0xFFFFu) <= rank;
+    const unsigned even = is_upper ? upper.x : lower.x, odd = is_upper ? upper.y : lower.y;
     const bool is_second = even >> 16 <= rank;
     const int first = is_second ? even >> 16 : even & 0xFFFFu, second = is_second ? odd >> 16 : odd & 0xFFFFu;
     const bool is_odd = second <= rank;
@@ -295,35 +312,32 @@ __global__ void __launch_bounds__(32 * WARPS, CHUNKS == 2 ? 2 : 1) rank_bitsets(
     constexpr int PITCH = T::PITCH, EACH = T::EACH, STEP = T::STEP;
     constexpr bool BYTES = sizeof(Sample) == 1;
     extern __shared__ __align__(16) unsigned storage[];
-    const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
+    const int thread = threadIdx.x, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int columns = ACROSS + task.taps_x - 1, rows = BITSET_ROWS + task.taps_y - 1, total = rows * columns;
     unsigned* sets = storage;  // of columns, then of lines; first the counters of the sort
-    unsigned short* places = reinterpret_cast<unsigned short*>(storage + T::sets(rows + columns));
+    unsigned short* places = reinterpret_cast<unsigned short*>(storage + T::SETS);
     unsigned* counts = reinterpret_cast<unsigned*>(places) + T::PLACES;  // of windows; first words, then codes
     unsigned short* words = reinterpret_cast<unsigned short*>(counts);
     unsigned* column_counts = counts + T::COUNTS;
     Sample* raw = reinterpret_cast<Sample*>(column_counts + T::COLUMN_COUNTS);
 
     const int y0 = blockIdx.y * BITSET_ROWS, x0 = blockIdx.x * ACROSS;
-    const int plane = task.inner == 1 ? blockIdx.z : blockIdx.z / task.inner, within = blockIdx.z - plane * task.inner;
-    in += static_cast<long long>(plane) * task.rows * task.columns * task.inner + within;
-    out += static_cast<long long>(plane) * task.out_rows * task.out_columns * task.inner + within;
+    const unsigned plane = task.inner == 1 ? blockIdx.z : blockIdx.z / task.inner, within = blockIdx.z - plane * task.inner;
+    const auto position = [&](unsigned y, unsigned x) {
+        return ((plane * task.rows + y) * task.columns + x) * task.inner + within;
+    };
 
 #pragma unroll
     for (int i = 0; i < T::COUNTERS / 4; i += T::THREADS) reinterpret_cast<uint4*>(sets)[thread + i] = {0, 0, 0, 0};
+    sets[T::COUNTERS + thread] = T::SAMPLES / 2 + EACH * thread;
     const int top = y0 + task.first_y, left_x = x0 + task.first_x;
+    // A thread's samples. Those beyond the tile take part in the sort, but end behind all others.
     Sample sample[EACH];
-    if (top >= 0 && left_x >= 0 && top + rows <= task.rows && left_x + columns <= task.columns) {
-        const Sample* from = in + (static_cast<long long>(top + warp) * task.columns + left_x + lane) * task.inner;
+    const auto number_of = [&](int i) { return warp * PITCH + lane + i / CHUNKS * WARPS * PITCH + 32 * (i % CHUNKS); };
+    if (top >= 0 && left_x >= 0 && top + T::LINES <= task.rows && left_x + PITCH <= task.columns) {
+        const unsigned from = position(top + warp, left_x + lane), line = WARPS * task.columns * task.inner;
 #pragma unroll
-        for (int i = 0; i < EACH; i += CHUNKS) {
-            if (warp + i / CHUNKS * WARPS < rows) {
-#pragma unroll
-                for (int j = 0; j < CHUNKS; ++j)
-                    if (lane + 32 * j < columns) sample[i + j] = from[32ll * j * task.inner];
-            }
-            from += static_cast<long long>(WARPS) * task.columns * task.inner;
-        }
+        for (int i = 0; i < EACH; ++i) sample[i] = in[from + i / CHUNKS * line + 32 * (i % CHUNKS) * task.inner];
     } else {
 #pragma unroll 1
         for (int j = 0; j < CHUNKS; ++j) {
@@ -333,75 +347,85 @@ __global__ void __launch_bounds__(32 * WARPS, CHUNKS == 2 ? 2 : 1) rank_bitsets(
                 const int y = warp + k * WARPS;
                 const int from_y = border_index(top + y, task.rows, task.mode_y);
                 const bool is_beyond = from_y < 0 || from_x < 0;
-                const Sample found = is_beyond ? cval : in[(static_cast<long long>(from_y) * task.columns + from_x) * task.inner];
-                if (y < rows && lane + 32 * j < columns) raw[y * PITCH + lane + 32 * j] = found;
+                raw[y * PITCH + lane + 32 * j] = is_beyond ? cval : in[position(from_y, from_x)];
             }
         }
 #pragma unroll
-        for (int i = 0; i < EACH; ++i) {
-            const int y = warp + i / CHUNKS * WARPS, x = lane + 32 * (i % CHUNKS);
-            if (y < rows && x < columns) sample[i] = raw[y * PITCH + x];
-        }
+        for (int i = 0; i < EACH; ++i) sample[i] = raw[number_of(i)];
     }
     __syncthreads();
-    // Bytes: lanes count apart, so that they do not wait for each other.
-    const auto counter = [&](Sample of) {
-        const unsigned key = key_of(of);
-        return sets + T::counter_of(BYTES ? key << 5 | lane : key & ((1u << SORTED_BITS) - 1));
-    };
-    unsigned before[EACH];  // samples with the same digit
+    // Counters. Bytes: lanes count apart, so that they do not wait for each other. Samples beyond the tile: the thread's own,
+    // which gives them places past the last.
+    char* const counters = reinterpret_cast<char*>(sets);
+    unsigned counter[EACH], before[EACH];  // before: samples with the same digit
+    const int lines = rows - warp;
 #pragma unroll
     for (int i = 0; i < EACH; ++i) {
-        const int y = warp + i / CHUNKS * WARPS, x = lane + 32 * (i % CHUNKS);
-        if (y >= rows || x >= columns) continue;
-        raw[y * PITCH + x] = sample[i];
-        before[i] = atomicAdd(counter(sample[i]), 1u);
+        const unsigned key = key_of(sample[i]);
+        const bool is_there = i / CHUNKS * WARPS < (lane + 32 * (i % CHUNKS) < columns ? lines : 0);
+        const unsigned at = T::counter_of(BYTES ? key << 5 | lane : key & ((1u << SORTED_BITS) - 1));
+        counter[i] = is_there ? at : 4 * (T::COUNTERS + thread);
+        before[i] = atomicAdd(reinterpret_cast<unsigned*>(counters + (counter[i] & ~3u)), counter[i] & 2 ? 0x10000u : 1u);
     }
+#pragma unroll
+    for (int i = 0; i < EACH; ++i) raw[number_of(i)] = sample[i];
     __syncthreads();
     scan_digits<T>(sets);
     __syncthreads();
     unsigned short* const first_pass = BYTES ? places : words;
 #pragma unroll
+    for (int i = 0; i < EACH; ++i)
+        before[i] = __byte_perm(before[i], 0, counter[i] & 2 ? 0x4432 : 0x4410) +
+                    *reinterpret_cast<const unsigned short*>(counters + counter[i]);
+#pragma unroll
     for (int i = 0; i < EACH; ++i) {
-        const int y = warp + i / CHUNKS * WARPS, x = lane + 32 * (i % CHUNKS);
-        if (y >= rows || x >= columns) continue;
-        const unsigned number = y * PITCH + x, digit = BYTES ? 0 : key_of(sample[i]) >> SORTED_BITS;
-        const int place = *counter(sample[i]) + before[i];
-        first_pass[BYTES ? slot_of(place) : place] = static_cast<unsigned short>(digit << SORTED_BITS | number);
+        const unsigned digit = BYTES ? 0 : key_of(sample[i]) >> SORTED_BITS;
+        first_pass[BYTES ? slot_of(before[i]) : before[i]] = static_cast<unsigned short>(digit << SORTED_BITS | number_of(i));
     }
-    if constexpr (!BYTES)
-        for (int i = total + thread; i < T::THREADS * EACH; i += T::THREADS) words[i] = 0xFFFF;  // last of all
-    __syncthreads();
-    for (int i = 4 * thread; i < (rows + columns) * STEP; i += 4 * T::THREADS)
-        *reinterpret_cast<uint4*>(sets + i) = {0, 0, 0, 0};
     if constexpr (!BYTES) {
-        sort_by_high_bits<WARPS, EACH>(counts, places, column_counts);
+#pragma unroll 1
+        for (int i = total + thread; i < T::SAMPLES; i += T::THREADS) words[i] = 0xFFFF;  // last of all
+    }
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < T::SETS / 4; i += T::THREADS)
+        if (i + T::THREADS <= T::SETS / 4 || i + thread < T::SETS / 4) reinterpret_cast<uint4*>(sets)[i + thread] = {0, 0, 0, 0};
+    if constexpr (!BYTES) {
+        sort_by_high_bits<WARPS, EACH>(counts, places);
         __syncthreads();
     }
 
-    // Of each sample: its bits, and how far to shift ones in each byte to have those of the groups behind it, of four and four.
-    unsigned short* codes = words;
+    // Of each sample: its bits, and how far to shift ones in each byte to have those of the groups behind it.
+    unsigned char* codes = reinterpret_cast<unsigned char*>(words);
     unsigned* const in_columns = sets;
-    unsigned* const in_rows = sets + columns * STEP;
+    unsigned* const in_rows = sets + PITCH * STEP;
     if constexpr (BYTES) __syncthreads();
+#pragma unroll 1
     for (int place = thread; place < task.rank; place += T::THREADS) codes[places[slot_of(place)]] = 0;
+#pragma unroll 1
     for (int place = task.rank + 32 * T::WORDS + thread; place < total; place += T::THREADS)
-        codes[places[slot_of(place)]] = 32 | 32 << 8;
+        codes[places[slot_of(place)]] = 8 * GROUPS;
+    // Lanes take the same bit of different words. Places past the last are of a line below the tile.
+    constexpr int BITS = 32 / WARPS, TURNS = T::WORDS / 32;
+    unsigned number[BITS][TURNS];
 #pragma unroll
-    for (int bit = warp; bit < 32; bit += WARPS) {
-        // Lanes take the same bit of different words.
+    for (int i = 0; i < BITS; ++i)
 #pragma unroll
-        for (int k = 0; k < T::WORDS / 32; ++k) {
-            const int word = 32 * k + lane, shift = 8 * (word / (4 * QUADS) + 1);
-            if (task.rank + bit + 32 * word >= total) continue;
-            const unsigned number = places[slot_of(task.rank + bit) + 34 * word], y = number / PITCH, x = number % PITCH;
-            codes[number] = static_cast<unsigned short>(min(shift, 32) | max(shift - 32, 0) << 8);
-            atomicOr(in_columns + x * STEP + word, 1u << bit);
-            atomicOr(in_rows + y * T::WORDS + word, 1u << bit);
+        for (int k = 0; k < TURNS; ++k) {
+            const int first = task.rank + warp + i * WARPS, word = 32 * k + lane;
+            number[i][k] = first + 32 * word < total ? places[slot_of(first + 32 * lane) + 1024 * k] : T::SAMPLES;
         }
-    }
+#pragma unroll
+    for (int i = 0; i < BITS; ++i)
+#pragma unroll
+        for (int k = 0; k < TURNS; ++k) {
+            const unsigned word = 32 * k + lane, y = number[i][k] / PITCH, x = number[i][k] % PITCH;
+            if (number[i][k] < T::SAMPLES) codes[number[i][k]] = static_cast<unsigned char>(8 * (word / (4 * QUADS) + 1));
+            atomicOr(in_columns + x * STEP + word, 1u << (warp + i * WARPS));
+            atomicOr(in_rows + y * T::WORDS + word, 1u << (warp + i * WARPS));
+        }
     __syncthreads();
-    constexpr int COLUMN_TASKS = 4 * CHUNKS;
+    constexpr int COLUMN_TASKS = 2 * CHUNKS;
     for (int work = warp; work < COLUMN_TASKS + T::WORDS / 16; work += WARPS) {
         if (work < COLUMN_TASKS) {
             count_columns<T>(codes, column_counts, work, columns, task.taps_y);
@@ -414,14 +438,20 @@ __global__ void __launch_bounds__(32 * WARPS, CHUNKS == 2 ? 2 : 1) rank_bitsets(
     __syncthreads();
     count_windows<T>(column_counts, counts, task.taps_x);
     __syncthreads();
-    out += (static_cast<long long>(y0) * task.out_columns + x0) * task.inner;
-    const int end_y = min(task.out_rows - y0, 32), end_x = min(task.out_columns - x0, 64);
-#pragma unroll 2
-    for (unsigned i = thread; i < BITSET_ROWS * ACROSS; i += T::THREADS) {
-        const int y = i / ACROSS, x = i % ACROSS;
+    constexpr int RESULTS_EACH = BITSET_ROWS * ACROSS / T::THREADS;
+    Sample found[RESULTS_EACH];
+#pragma unroll
+    for (int i = 0; i < RESULTS_EACH; ++i) {
+        const unsigned result = threadIdx.x + i * T::THREADS, y = result / ACROSS, x = result % ACROSS;
         const int place =
-            place_of_result<T>(counts + y * T::LINE + 4 * x, in_columns + x * STEP, in_rows + y * T::WORDS, task.rank);
-        const Sample found = raw[places[slot_of(place + task.rank)]];
-        if (y < end_y && x < end_x) out[(y * task.out_columns + x) * task.inner] = found;
+            place_of_result<T>(counts + y * T::LINE + 2 * x, in_columns + x * STEP, in_rows + y * T::WORDS, task.rank);
+        found[i] = raw[places[slot_of(place + task.rank)]];
+    }
+    __syncwarp();  // results side by side in time: the compiler would put each behind the branch of its store
+#pragma unroll
+    for (int i = 0; i < RESULTS_EACH; ++i) {
+        const unsigned result = threadIdx.x + i * T::THREADS, y = result / ACROSS, x = result % ACROSS;
+        if (y0 + y < task.out_rows && x0 + x < task.out_columns)
+            out[((plane * task.out_rows + y0 + y) * task.out_columns + x0 + x) * task.inner + within] = found[i];
     }
 }

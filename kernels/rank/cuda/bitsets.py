@@ -11,9 +11,9 @@ from kernels.rank.cuda.gather import C_TYPES, MAX_GRID, MAX_SIDE, PlanesTask, co
 from kernels.rank.task import Task
 from kernels.runtime.launch import blocks_of, kernel
 
-ROWS, GROUPS, DIGITS = 32, 8, 1 << 13  # of bitsets.cuh
+ROWS, LINES, GROUPS = 32, 64, 8  # of bitsets.cuh
 STATIC_BYTES = 2048  # at least those of the kernel's own arrays
-MAX_RESULTS = (1 << 31) - 1
+MAX_SAMPLES = (1 << 31) - 1
 MIN_TAPS, MAX_ROWS, MAX_COLUMNS = 4, 33, 65  # of a window: counts fit bytes, samples of a tile 13 bits
 FLAT_ROWS, FLAT_COLUMNS = 8, 17  # moving windows are faster for windows with at most 8 rows and more than 17 columns
 
@@ -39,12 +39,12 @@ class Shape:
         places = (ROWS + taps_y - 1) * columns - taps_y * taps_x + 1
         return columns <= 32 * self.chunks and places <= 128 * self.quads * GROUPS
 
-    def shared_bytes(self, taps_y: int, taps_x: int, itemsize: int) -> int:
-        rows, columns, pitch = ROWS + taps_y - 1, self.across + taps_x - 1, 32 * self.chunks
-        sets = max((rows + columns) * (4 * self.quads * GROUPS + 4), DIGITS + 4 * 32 * self.warps)
-        places = 17 * 2 * pitch
+    def shared_bytes(self, itemsize: int) -> int:
+        pitch, words = 32 * self.chunks, 4 * self.quads * GROUPS
+        sets = pitch * (words + 4) + (LINES + 1) * words
+        places = LINES * pitch // 2
         counts = max(ROWS * (self.across + 1) * 4, places)
-        return 4 * (sets + places + counts + 2 * ROWS * (pitch + 1)) + rows * pitch * itemsize
+        return 4 * (sets + places + counts + 2 * ROWS * (pitch + 1)) + LINES * pitch * itemsize
 
 
 SHAPES = (Shape(16, 2, 48, 3), Shape(16, 2, 32, 3), Shape(16, 3, 32, 4))
@@ -77,7 +77,8 @@ def applies(task: Task) -> bool:
         and task.planes * planes.length * task.inner <= MAX_GRID
         and rows.out_length <= MAX_GRID * ROWS
         and max(rows.length, columns.length) < MAX_SIDE
-        and math.prod(task.out_shape) <= MAX_RESULTS
+        and task.planes * planes.length * rows.length * columns.length * task.inner <= MAX_SAMPLES
+        and math.prod(task.out_shape) <= MAX_SAMPLES
     )
 
 
@@ -88,7 +89,7 @@ def run(image: Any, task: Task, out: Any, stream: Any) -> None:
         **planes_of(task), taps_y=rows.taps, taps_x=columns.taps, inner=task.inner,
         rank=int(task.rank.of(task.samples)),
     )  # fmt: skip
-    shared_bytes = shape.shared_bytes(rows.taps, columns.taps, task.dtype.itemsize)
+    shared_bytes = shape.shared_bytes(task.dtype.itemsize)
     found = kernel("rank", _entry(task.dtype.name, shape))
     found.grant(shared_bytes + STATIC_BYTES)
     found.launch(

@@ -72,9 +72,10 @@ struct Merging {
             if (other.comparisons < comparisons) *this = other;
         }
     }
-    // Bitonic, without the `least` smallest and the `most` largest keys. A's smallest keys, upwards, are exchanged with B's,
-    // downwards: the lower ends are the smallest of all. A's largest and B's likewise. What is left of A, then of B backwards,
-    // rises and falls once, in a circle, so that half-cleaners sort it.
+    // Bitonic, without the `least` smallest and the `most` largest keys. The `least` smallest keys of A, in order, are compared
+    // with those of B in reverse order: the smaller keys of these pairs are the smallest of all. Likewise the largest keys. The
+    // keys that are left, of A in order and then of B in reverse order, rise and fall once in a circle, so half-cleaners sort
+    // them.
     constexpr Merging(int least, int most) {
         for (int i = 0; i < least; ++i) exchange(i, A + least - 1 - i);
         for (int i = 0; i < most; ++i) exchange(A + B - 1 - i, A - most + i);

@@ -225,10 +225,12 @@ __device__ inline void tile_medians(const unsigned* raw, const unsigned* lists, 
     }
 }
 
-// median_tile: one block computes TILE_SIDE DOWN lines of twice TILE_SPAN results.
+// median_tile: one block computes TILE_SIDE DOWN lines of twice TILE_SPAN results. `signs`: of two samples, the sign bits, which
+// are flipped meanwhile; 0 if samples have none.
 template <typename Sample, int SIZE>
 __global__ void __launch_bounds__(32 * Tile<SIZE>::DOWN, 8 / Tile<SIZE>::DOWN) median_tile(
-    const Sample* __restrict__ in, Sample* __restrict__ out, const __grid_constant__ PlanesTask task, Sample cval) {
+    const Sample* __restrict__ in, Sample* __restrict__ out, const __grid_constant__ PlanesTask task, Sample cval,
+    unsigned signs) {
     using T = Tile<SIZE>;
     extern __shared__ __align__(16) unsigned words[];
     unsigned* raw = words;
@@ -248,7 +250,7 @@ __global__ void __launch_bounds__(32 * Tile<SIZE>::DOWN, 8 / Tile<SIZE>::DOWN) m
 #pragma unroll
                 for (int j = 0; j < EACH; ++j)
                     if (lane + 32 * j < T::PITCH)
-                        raw[(warp + k) * T::PITCH + lane + 32 * j] = key_of(row[32 * j]) | key_of(row[32 * j + TILE_SPAN]) << 16;
+                        raw[(warp + k) * T::PITCH + lane + 32 * j] = (row[32 * j] | row[32 * j + TILE_SPAN] << 16) ^ signs;
             }
             row += static_cast<long long>(T::DOWN) * task.columns;
         }
@@ -268,8 +270,8 @@ __global__ void __launch_bounds__(32 * Tile<SIZE>::DOWN, 8 / Tile<SIZE>::DOWN) m
                 unsigned key[2];
 #pragma unroll
                 for (int strip = 0; strip < 2; ++strip)
-                    key[strip] = key_of(from_y < 0 || from_x[strip][j] < 0 ? cval : row[from_x[strip][j]]);
-                if (lane + 32 * j < T::PITCH) raw[y * T::PITCH + lane + 32 * j] = key[0] | key[1] << 16;
+                    key[strip] = from_y < 0 || from_x[strip][j] < 0 ? cval : row[from_x[strip][j]];
+                if (lane + 32 * j < T::PITCH) raw[y * T::PITCH + lane + 32 * j] = (key[0] | key[1] << 16) ^ signs;
             }
         }
     }
@@ -297,7 +299,7 @@ __global__ void __launch_bounds__(32 * Tile<SIZE>::DOWN, 8 / Tile<SIZE>::DOWN) m
     tile_medians<SIZE>(raw, lists + warp * T::LISTS + lane, [&](int dy, int dx, TileKey found) {
         if (y + dy >= task.out_rows) return;
         Sample* target = out + static_cast<long long>(y + dy) * task.out_columns + x + dx;
-        if (x + dx < task.out_columns) target[0] = sample_of<Sample>(found.bits & 0xFFFFu);
-        if (x + dx + TILE_SPAN < task.out_columns) target[TILE_SPAN] = sample_of<Sample>(found.bits >> 16);
+        if (x + dx < task.out_columns) target[0] = static_cast<Sample>(found.bits ^ signs);
+        if (x + dx + TILE_SPAN < task.out_columns) target[TILE_SPAN] = static_cast<Sample>((found.bits ^ signs) >> 16);
     });
 }

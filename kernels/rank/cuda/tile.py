@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
 from kernels.rank.cuda import bitsets
@@ -12,8 +13,9 @@ from kernels.runtime.launch import blocks_of, kernel, shared_bytes_a_block
 DOWN = {9: 4, 11: 4, 13: 8, 15: 8}  # of tile.cuh: lines of tiles of a block, by the square's side
 SIDE, ACROSS = 4, 32
 STRIPS = 2
-_NAMES = {name: C_TYPES[name] for name in ("uint8", "uint16", "int16")}
-ENTRIES = tuple(f"median_tile<{name}, {size}>" for name in _NAMES.values() for size in DOWN)
+# The kernel and the sign bits of two samples: those of int16 are flipped, and compared as uint16.
+_NAMES = {"uint8": (C_TYPES["uint8"], 0), "uint16": (C_TYPES["uint16"], 0), "int16": (C_TYPES["uint16"], 0x80008000)}
+ENTRIES = tuple(f"median_tile<{C_TYPES[name]}, {size}>" for name in ("uint8", "uint16") for size in DOWN)
 
 
 def applies(task: Task) -> bool:
@@ -34,7 +36,8 @@ def run(image: Any, task: Task, out: Any, stream: Any) -> None:
         bitsets.run(image, task, out, stream)
         return
     grid = (blocks_of(columns.out_length, STRIPS * SIDE * ACROSS), blocks_of(rows.out_length, SIDE * down), task.planes)
-    kernel("rank", f"median_tile<{_NAMES[task.dtype.name]}, {size}>").launch(
-        grid, (32 * down,), (image, out, PlanesTask(**planes_of(task)), constants(task)[0]),
+    name, signs = _NAMES[task.dtype.name]
+    kernel("rank", f"median_tile<{name}, {size}>").launch(
+        grid, (32 * down,), (image, out, PlanesTask(**planes_of(task)), constants(task)[0], ctypes.c_uint32(signs)),
         shared_bytes=shared_bytes, stream=stream,
     )  # fmt: skip

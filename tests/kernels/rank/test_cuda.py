@@ -118,6 +118,15 @@ def test_large_squares_on_devices_with_little_shared_memory(cupy: Any, monkeypat
         same_bits(cupy.asnumpy(median_filter(cupy.asarray(image), size)), median_filter(image, size))
 
 
+@pytest.mark.sanitize("rank")
+@pytest.mark.parametrize("size", [(4, 4), (15, 17), (33, 33), (33, 65)], ids=str)
+def test_ranks_near_the_ends(cupy: Any, size: tuple[int, int]) -> None:
+    """Places of results reach from the first of a tile, or to its last."""
+    image = samples_of((77, 131), "uint16")
+    for rank in (1, size[0] * size[1] - 2):
+        same_bits(cupy.asnumpy(rank_filter(cupy.asarray(image), rank, size)), rank_filter(image, rank, size), f"{rank}")
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("size", [3, 5, 7, 12, 15])
 def test_nan(cupy: Any, monkeypatch: pytest.MonkeyPatch, dtype: str, size: int) -> None:
