@@ -6,7 +6,7 @@ device, with any number of threads, and however the image is cut into chunks.
 Box, integer images: the integer sum over the whole window, then one rounding to nearest: floor(sum / n + 1/2).
 Box, float images: along each axis in turn the window sum W(taps) is built by doubling, in the image's own precision:
     W(1)[i] = x[i];  W(2m)[i] = W(m)[i] + W(m)[i + m];  W(2m+1)[i] = W(2m)[i] + x[i + 2m]
-  Windows of more than 255 samples are summed in runs of 16, which begin at multiples of 16 in the whole image. With
+  Windows of more than 64 samples are summed in runs of 16, which begin at multiples of 16 in the whole image. With
     head: the first sample's run from that sample on, added from the run's end backwards
     tail: the last sample's run up to that sample, added forwards
     T: each whole run in between, added forwards; there are q - 1 or q of them, q = (taps - 1) // 16

@@ -204,9 +204,14 @@ def _shapes(dtype: str) -> Iterator[Case]:
 
 
 def _wide(dtype: str) -> Iterator[Case]:
-    """Boxes of more than 255 samples, and decimated Gaussians of one, two and three stages."""
+    """Long boxes, and decimated Gaussians of one, two and three stages."""
     for mode in MODES[:-1]:
         yield Case(shape=(5, 3, 2), dtype=dtype, axes=(0, 1), sizes=(301, 400), modes=(mode,) * 2, cval=3)
+        yield Case(shape=(19, 311), dtype=dtype, axes=(0, 1), sizes=(127, 113), modes=(mode, "mirror"), cval=3)
+        yield Case(shape=(4, 3), dtype=dtype, axes=(0, 1), sizes=(127, 65), modes=(mode, "mirror"), cval=3)
+    yield Case(shape=(9, 4, 5), dtype=dtype, axes=(0, 1), sizes=(70, 81), modes=("mirror", "reflect"), cval=3)
+    for sizes in ((7, 70), (104, 7)):  # a short box and a long one of floats
+        yield Case(shape=(23, 37, 3), dtype=dtype, axes=(0, 1), sizes=sizes, modes=("wrap", "constant"), cval=3)
     yield Case(shape=(1029, 5), dtype=dtype, axes=(0, 1), sizes=(1023, 2), modes=("valid", "wrap"))
     if dtype == "float64":  # the oracle's exact float64 arithmetic is slow
         yield Case(shape=(3, 2), dtype=dtype, axes=(0, 1), sigmas=(9.0, 1.0), modes=("wrap", "constant"), cval=3)

@@ -16,11 +16,12 @@
 //   tiled, lay_out, gather          the classic steps: a shared tile, padded pixels, pitched rows (ladder/)
 //   box_separable, gauss_separable  one axis per pass, taps from a tile in shared memory
 //   box_columns, box_rows           boxes of floats, one axis per pass at the speed of memory (streamed.cuh)
-//   box_run_rows, box_runs          boxes of floats past 255 samples, one axis per pass, in runs of 16 (runs.cuh)
+//   box_run_rows, box_runs          boxes of floats past 64 samples, one axis per pass, in runs of 16 (runs.cuh)
+//   box_run_plane (run_plane.cuh)   the same of 65 to 128 samples: both axes at once
 //   tree (tree.cuh)                 square boxes of float32: both axes at once, by doubling sums in registers
 //   box_running (running.cuh)       boxes of integers, any size: both axes at once, by running sums
 //   box_column_sums (columns.cuh)   the same for bytes, if windows are not too wide: by sums down the columns
-//   box_extend, box_double          boxes past 255 samples, one axis per pass, by doubling in device memory (far.cuh)
+//   box_extend, box_double          boxes of integers past 255 samples, one axis per pass, by doubling in device memory (far.cuh)
 //   box_starts, box_sweep           boxes of integers past 255 samples, both axes at once, along wide strips (sweep.cuh)
 //   gauss_far                       Gaussians past 255 taps that are not decimated: gauss_gather with weights in memory
 //   decimate, interpolate           wide Gaussians on a coarse grid (resample.cuh)
@@ -57,6 +58,7 @@ struct Axis {
 #include "cuda/far.cuh"
 #include "cuda/boxes/streamed.cuh"
 #include "cuda/boxes/runs.cuh"
+#include "cuda/boxes/run_plane.cuh"
 #include "cuda/gaussians/words.cuh"
 
 template <typename Work>

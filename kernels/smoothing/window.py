@@ -28,7 +28,7 @@ EXACT_RADIUS = 32  # Gaussians of uint8 are exact if they reach no farther along
 # neighbouring axes, if all are so far, except for uint8, float64 and derivatives.
 DIRECT_RADIUS, DIRECT_PLANE_RADIUS = 30, 23
 TRUNCATE = 4.0
-MOST_DOUBLED = 255  # boxes of floats with more samples are summed in runs
+MOST_DOUBLED = 64  # samples of a box of floats; with more it is summed in runs
 RUN = 16  # samples of a run
 MAX_ORDER = 3  # of derivatives
 

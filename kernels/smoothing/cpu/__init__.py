@@ -92,7 +92,8 @@ def smooth(
     groups, border = list(_neighbours(windows, usual.most_paired_taps)), dtype.type(cval)
     for index, group in enumerate(groups):
         first, last = index == 0, index == len(groups) - 1
-        method = _run_box(divisor, dtype) if dtype.kind == "f" and group[0].is_long_box else usual
+        in_runs = dtype.kind == "f" and any(window.is_long_box for window in group)
+        method = _run_box(divisor, dtype) if in_runs else usual
         sweep = _sweep(source.shape, group)
         target = result if last else np.empty(_swept_shape(source.shape, group), method.precision)
         parameters = method.parameters(sweep, first, last)
@@ -176,16 +177,17 @@ def _float_box(divisor: int, dtype: np.dtype[Any]) -> Method:
 
 
 def _run_box(divisor: int, dtype: np.dtype[Any]) -> Method:
+    def parameters(sweep: Sweep, _first: bool, last: bool) -> tuple[Any, ...]:
+        down, across = sweep.windows[0], sweep.windows[-1]
+        steps = cpu_runs.run_steps(sweep.rows.taps), cpu_runs.run_steps(sweep.columns.taps)
+        return down.offset, across.offset, *steps, dtype.type(1 / divisor if last else 1)
+
     return Method(
         tile=cpu_runs.run_box_tile,
         precision=dtype,
         scratch_rows=cpu_runs.run_box_scratch_rows,
-        cache_samples=1 << 16,
-        parameters=lambda sweep, _first, last: (
-            sweep.windows[0].offset,
-            cpu_runs.run_steps(sweep.windows[0].taps),
-            dtype.type(1 / divisor if last else 1),
-        ),
+        cache_samples=1 << 17,
+        parameters=parameters,
     )
 
 

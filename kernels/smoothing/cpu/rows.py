@@ -20,6 +20,7 @@ from kernels.smoothing.borders import OUTSIDE
 
 BLOCK = 32  # samples; the most that LLVM unrolls these loops to
 CACHE_LINE = 16  # samples of 32 bits
+SQUARE, QUAD = 8, 4  # rows and columns that `transpose` exchanges; samples of `copy_quad`
 
 
 def generated(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -106,6 +107,52 @@ def store(_typing: Any, array: Any, index: Any, value: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(array, types.intp, value), code
+
+
+@generated
+def transpose(_typing: Any, array: Any, source: Any, step: Any, out: Any, at: Any, out_step: Any) -> Any:
+    """Copies SQUARE samples each of SQUARE rows `step` apart to as many columns of rows `out_step` apart."""
+
+    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        array_type, _, _, out_type, *_ = signature.args
+        array, source, step, out, at, out_step = args
+        whole = ir.VectorType(context.get_data_type(array_type.dtype), SQUARE)
+        align = array_type.dtype.bitwidth // 8
+
+        def row(of_type: Any, of: Any, start: Any, by: Any, i: int) -> Any:
+            index = builder.add(start, builder.mul(by, ir.Constant(by.type, i)))
+            return builder.bitcast(address(context, builder, of_type, of, index), whole.as_pointer())
+
+        rows = [builder.load(row(array_type, array, source, step, i), align=align) for i in range(SQUARE)]
+        for bit in (4, 2, 1):  # this bit of the row's number changes places with that of the column's
+            for i in (i for i in range(SQUARE) if not i & bit):
+                pair = rows[i], rows[i + bit]
+                for j in (0, bit):
+                    chosen = [(k & ~bit) + j + (SQUARE if k & bit else 0) for k in range(SQUARE)]
+                    rows[i + j] = builder.shuffle_vector(
+                        *pair, ir.Constant(ir.VectorType(ir.IntType(32), SQUARE), chosen)
+                    )
+        for i in range(SQUARE):
+            builder.store(rows[i], row(out_type, out, at, out_step, i), align=align)
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp, types.intp, out, types.intp, types.intp), code
+
+
+@generated
+def copy_quad(_typing: Any, array: Any, source: Any, out: Any, at: Any) -> Any:
+    """Copies QUAD samples."""
+
+    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        array_type, _, out_type, _ = signature.args
+        whole = ir.VectorType(context.get_data_type(array_type.dtype), QUAD).as_pointer()
+        align = array_type.dtype.bitwidth // 8
+        source = builder.bitcast(address(context, builder, array_type, *args[:2]), whole)
+        target = builder.bitcast(address(context, builder, out_type, *args[2:]), whole)
+        builder.store(builder.load(source, align=align), target, align=align)
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp, out, types.intp), code
 
 
 @generated

@@ -14,7 +14,7 @@ import numpy as np
 from kernels.runtime.launch import Repeat, on_stream, record
 from kernels.smoothing import decimated
 from kernels.smoothing.cuda import far, fused, ladder, passes
-from kernels.smoothing.cuda.boxes import running, runs, streamed, sweep, tree
+from kernels.smoothing.cuda.boxes import run_plane, running, runs, streamed, sweep, tree
 from kernels.smoothing.cuda.coarse import resample
 from kernels.smoothing.cuda.gaussians import tensor, wide, words
 from kernels.smoothing.window import MAX_TAPS, Window, extended, result_dtype
@@ -46,6 +46,8 @@ class Variant:
             return False
         if self.words != any(window.words for window in windows):
             return False
+        if dtype.kind == "f" and self.most_taps == passes.MOST_TAPS and any(window.is_long_box for window in windows):
+            return False  # which is summed in runs
         return max(window.taps for window in windows) <= self.most_taps and self.applies(shape, dtype, windows)
 
     def can_repeat(self, windows: Sequence[Window]) -> bool:
@@ -216,6 +218,7 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType(
             entries=(*streamed.ENTRIES, *runs.ENTRIES),
             run=passes.run_streamed,
             applies=streamed.applies,
+            repeatable=True,
             most_taps=MAX_TAPS,
         ),
         "tree": Variant(
@@ -224,6 +227,14 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType(
             run=tree.run,
             applies=tree.applies,
             repeatable=True,
+        ),
+        "run_plane": Variant(
+            summary="boxes of float32 of 65 to 128 samples, both axes in one kernel, in runs of 16",
+            entries=run_plane.ENTRIES,
+            run=run_plane.run,
+            applies=run_plane.applies,
+            repeatable=True,
+            most_taps=run_plane.MOST_TAPS,
         ),
         "running": Variant(
             summary="boxes of any size in one kernel: running sums down the columns and along the rows",

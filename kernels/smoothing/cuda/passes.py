@@ -14,6 +14,7 @@ import numpy as np
 from kernels.runtime.launch import kernel
 from kernels.smoothing.axis_rounding import NO_ROUNDING, AxisRounding, axis_roundings, filtered_constant
 from kernels.smoothing.borders import MODES
+from kernels.smoothing.cuda.axis import Axis, axis_of
 from kernels.smoothing.cuda.boxes import runs, streamed
 from kernels.smoothing.window import Window
 
@@ -37,15 +38,6 @@ C_SCALARS = {
     "float64": ctypes.c_double,
 }
 SUM_TYPES = {"uint32": "unsigned", "uint64": "unsigned long long", "float32": "float", "float64": "double"}
-
-
-class Axis(ctypes.Structure):
-    """struct Axis of smoothing.cu."""
-
-    _fields_ = (
-        *((name, ctypes.c_longlong) for name in ("outer", "length", "inner", "out_length")),
-        *((name, ctypes.c_int) for name in ("before", "taps", "mode", "columns")),
-    )
 
 
 class Axes(ctypes.Structure):
@@ -121,12 +113,8 @@ def passes_of(image: Any, windows: Sequence[Window], cval: float, out: Any, sums
     fill = np.dtype(sums).type(cval + 32768 if windows[0].half_weights is None and image.dtype == np.int16 else cval)
     for window, rounding in zip(windows, _roundings(image.dtype, windows), strict=True):
         axis = window.axis
-        length, out_length = shape[axis], window.output_length(shape[axis])
-        view = Axis(
-            outer=math.prod(shape[:axis]), length=length, inner=math.prod(shape[axis + 1 :]), out_length=out_length,
-            before=window.before, taps=window.taps, mode=MODES.index(window.mode), columns=0,
-        )  # fmt: skip
-        shape[axis] = out_length
+        view = axis_of(shape, window)
+        shape[axis] = view.out_length
         last = window is windows[-1]
         target = out if last else type(image)(tuple(shape), sums)  # on the stream that `smooth` made current
         samples = math.prod(each.taps for each in windows)
@@ -197,10 +185,12 @@ def run_separable(image: Any, windows: Sequence[Window], cval: float, out: Any, 
         kernel("smoothing", entry).launch(_blocks(tiles, 1), (THREADS,), args, stream=stream)
 
 
-def run_streamed(image: Any, windows: Sequence[Window], cval: float, out: Any, stream: Any) -> None:
+def run_streamed(image: Any, windows: Sequence[Window], cval: float, out: Any, stream: Any) -> Sequence[Any]:
     sums = sum_type(image.dtype, windows)
-    for step in passes_of(image, windows, cval, out, sums):
+    steps = passes_of(image, windows, cval, out, sums)
+    for step in steps:
         run_float_box(step, sums, stream)
+    return [step.target for step in steps if not step.last]
 
 
 def run_float_box(step: Pass, sums: str, stream: Any) -> None:

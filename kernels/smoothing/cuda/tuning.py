@@ -23,10 +23,9 @@ TENSOR_START_CHUNKS = 4
 # words: the same; the tail of its strips (see TAIL) if windows see few blocks of positions.
 WORDS_START_CHUNKS, WORDS_NEAR_TAIL = 8, 0.0
 
-# tree: rows that a block could have filtered before its first; the tail of its bands (see TAIL) for windows
-# of more than 63 samples, and for others.
+# tree: rows that a block could have filtered before its first; the tail of its bands (see TAIL).
 TREE_START_ROWS = 32
-TREE_LINKED_TAIL, TREE_TAIL = 0.25, 0.05
+TREE_TAIL = 0.05
 
 # running: the shapes of box_column_sums by channels, and of box_running by bytes of a sample and channels, each the
 # fastest of those that fit registers. Across more than `most_taps` samples box_running is faster, since it sums no

@@ -153,7 +153,7 @@ def test_gaussians_of_bytes_match_the_cpu_bit_by_bit(cupy: Any, channels: int, s
         np.testing.assert_array_equal(_apply(cupy, case, "tensor"), case.apply(case.image()), err_msg=case.name)
 
 
-@pytest.mark.parametrize("sizes", [(2, 3), (10, 255), (127, 31), (255, 16), (64, 128)])
+@pytest.mark.parametrize("sizes", [(2, 3), (10, 255), (127, 31), (255, 16), (64, 60), (129, 113)])
 @pytest.mark.parametrize("channels", [1, 2, 3, 4])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_streamed_boxes_match_the_cpu_bit_by_bit(cupy: Any, dtype: str, channels: int, sizes: tuple[int, int]) -> None:
@@ -207,9 +207,23 @@ def test_trees_match_the_cpu_bit_by_bit(cupy: Any, size: int) -> None:
         np.testing.assert_array_equal(_apply(cupy, case, "tree"), case.apply(case.image()), err_msg=case.name)
 
 
-@pytest.mark.parametrize("size", [31, 63, 127])
+@pytest.mark.parametrize("sizes", [(127, 127), (113, 113), (113, 128), (101, 101), (65, 80), (96, 81)])
+def test_run_planes_match_the_cpu_bit_by_bit(cupy: Any, sizes: tuple[int, int]) -> None:
+    """Every pair of borders; runs that begin anywhere; several strips and bands; images smaller than a window."""
+    shapes = ((257, 1501), (1320, 384), (301, 451, 3), (701, 905), (1, 1), (300, 8), (2, 1300), (150, 410, 2))
+    for index, (first, second) in enumerate(product(MODES, MODES)):
+        shape = shapes[index % len(shapes)]
+        if "valid" in (first, second) and min(shape[:2]) < max(sizes):
+            shape = shapes[index % 4]
+        image = np.random.default_rng(index).standard_normal(shape).astype(np.float32)
+        options: dict[str, Any] = {"axes": (0, 1), "mode": (first, second), "cval": 6, "offset": (3 * index, 7 * index)}
+        got = cupy.asnumpy(box(cupy.asarray(image), sizes, **options))
+        np.testing.assert_array_equal(got, box(image, sizes, **options), err_msg=f"{shape} {options}", strict=True)
+
+
+@pytest.mark.parametrize("size", [31, 63, 119, 127])
 @pytest.mark.parametrize("offset", [1, 2, 3])
-def test_trees_at_pointers_of_any_alignment(cupy: Any, size: int, offset: int) -> None:
+def test_boxes_of_floats_at_pointers_of_any_alignment(cupy: Any, size: int, offset: int) -> None:
     values = np.random.default_rng(offset).standard_normal((333, 1504)).astype(np.float32)
     image = cupy.empty(values.size + offset, np.float32)[offset:].reshape(values.shape)
     target = cupy.empty(values.size + 4, np.float32)[4 - offset : values.size + 4 - offset].reshape(values.shape)
@@ -219,8 +233,8 @@ def test_trees_at_pointers_of_any_alignment(cupy: Any, size: int, offset: int) -
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("size", tree.SIZES)
-def test_trees_keep_a_nan_or_infinity_in_the_windows_that_hold_it(cupy: Any, bad: float, size: int) -> None:
+@pytest.mark.parametrize("size", [*tree.SIZES, 65, 127])
+def test_squares_keep_a_nan_or_infinity_in_the_windows_that_hold_it(cupy: Any, bad: float, size: int) -> None:
     image = np.random.default_rng(1).standard_normal((301, 1009)).astype(np.float32)
     rows, columns = (150, 0, 300), (703, 446, 1008)
     for row, column in zip(rows, columns, strict=True):
@@ -275,11 +289,14 @@ def test_a_view_that_is_not_contiguous(cupy: Any) -> None:
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_work_is_ordered_on_the_stream_given(cupy: Any, variant: str) -> None:
     """The stream writes the input just before and overwrites it just after: only the right order gives the result."""
-    dtype = {"streamed": "float32", "tree": "float32", "wide": "float32", "tensor": "uint8"}.get(variant, "uint16")
+    floats = dict.fromkeys(("streamed", "tree", "run_plane", "wide"), "float32")
+    dtype = {**floats, "tensor": "uint8"}.get(variant, "uint16")
     gaussians = ("wide", "word_sums", "words_apart", "words", "tensor")
     what: dict[str, Any] = {"sigmas": (4.0, 4.0)} if variant in gaussians else {"sizes": (5, 5)}
-    if variant in ("tree", "decimated"):
-        what = {"sizes": (31, 31)} if variant == "tree" else {"sigmas": (10.0, 10.0)}
+    if variant in ("tree", "run_plane"):
+        what = {"sizes": (31, 31) if variant == "tree" else (127, 127)}
+    if variant == "decimated":
+        what = {"sigmas": (10.0, 10.0)}
     values = np.random.default_rng(3).integers(0, 256 if dtype == "uint8" else 65536, (2000, 2000)).astype(dtype)
     case = Case(shape=values.shape, dtype=dtype, axes=(0, 1), modes=("reflect",) * 2, **what)
     stream = cupy.cuda.Stream(non_blocking=True)

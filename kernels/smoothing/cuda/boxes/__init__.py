@@ -1,1 +1,1 @@
-"""Boxes of integers (running; sweep: both axes at once) and of floats (streamed; runs: past 255; tree: both axes)."""
+"""Boxes of integers (running; sweep) and of floats (tree, run_plane: both axes at once; streamed; runs: past 64)."""

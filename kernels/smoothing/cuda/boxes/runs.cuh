@@ -1,4 +1,4 @@
-// Boxes over floats of more than 255 samples, one axis per pass. Part of smoothing.cu, which defines Axis.
+// Boxes over floats of more than 64 samples, one axis per pass. Part of smoothing.cu, which defines Axis.
 #pragma once
 
 #include "async_copy.cuh"
@@ -85,7 +85,8 @@ box_run_columns(const Real* __restrict__ in, Real* __restrict__ out, Axis axis, 
     const Real* source = in + outer * axis.length * axis.inner + column;
     const int start = static_cast<int>(origin(axis, runs));
     Real next[RUN], head[RUN];
-    int n = first_run + 1 + warp, turn = 0;  // the warp's run; steps by turns have other tails
+    // The warp's run; steps by turns have other tails. A step before the first results loads their heads.
+    int n = first_run + 1 + warp - max(RUNS - q, 0), turn = 0;
     load_run(next, source, start + n * RUN, axis, fill);
 #pragma unroll 1
     for (; n - warp - q - 1 < end_run; n += RUNS, turn ^= 1) {
@@ -180,12 +181,13 @@ struct RunBorder {
     int from, to;
 };
 
-// The results of a thread's run, in place of its heads. AHEAD: how far tails begin inside of a vector.
+// The results of a thread's run, in place of its heads. Its tails are those of two runs; AHEAD: how far they begin inside of
+// a vector.
 template <int AHEAD, typename Real>
-__device__ inline void add_tails(Real (&head)[RUN], const Real* tails, unsigned run, int rest, Real sums, Real longer,
-                                 Real scale) {
+__device__ inline void add_tails(Real (&head)[RUN], const Real* tails, unsigned run, unsigned next_run, int rest, Real sums,
+                                 Real longer, Real scale) {
     typedef RunVector<Real> Vector;
-    const unsigned here = run_place<Real>(run, 0), there = run_place<Real>(run + 1, 0);
+    const unsigned here = run_place<Real>(run, 0), there = run_place<Real>(next_run, 0);
     const auto load = [&](int i) {
         const unsigned vector = rest / Vector::SAMPLES + i;
         return *reinterpret_cast<const Vector*>(
@@ -297,10 +299,10 @@ box_run_rows(const Real* __restrict__ in, Real* __restrict__ out, Axis axis, Run
         const Real sums = whole[1], longer = sums + totals[q];
         const unsigned last = min(run + q, all - 2);  // the run of the first result's tail
         switch (runs.rest % SAMPLES) {
-            case 0: add_tails<0>(head, samples, last, runs.rest, sums, longer, scale); break;
-            case 1: add_tails<1>(head, samples, last, runs.rest, sums, longer, scale); break;
-            case 2: add_tails<2 % SAMPLES>(head, samples, last, runs.rest, sums, longer, scale); break;
-            default: add_tails<3 % SAMPLES>(head, samples, last, runs.rest, sums, longer, scale);
+            case 0: add_tails<0>(head, samples, last, last + 1, runs.rest, sums, longer, scale); break;
+            case 1: add_tails<1>(head, samples, last, last + 1, runs.rest, sums, longer, scale); break;
+            case 2: add_tails<2 % SAMPLES>(head, samples, last, last + 1, runs.rest, sums, longer, scale); break;
+            default: add_tails<3 % SAMPLES>(head, samples, last, last + 1, runs.rest, sums, longer, scale);
         }
         __syncthreads();
 #pragma unroll

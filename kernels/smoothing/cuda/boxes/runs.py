@@ -1,4 +1,4 @@
-"""Boxes over floats of more than 255 samples, one axis per pass, kernels of runs.cuh, and their launch."""
+"""Boxes over floats of more than 64 samples, one axis per pass, kernels of runs.cuh, and their launch."""
 
 from __future__ import annotations
 
@@ -87,8 +87,7 @@ def _launch_columns(axis: Any, runs: Runs, source: Any, target: Any, fill: Any, 
     itemsize, real = source.dtype.itemsize, streamed.REALS[source.dtype.name]
     strips = axis.outer * blocks_of(axis.inner, COLUMNS)
     held = {shape: column_bytes(axis.taps, itemsize, shape[0]) for shape in COLUMN_SHAPES[itemsize]}
-    # A step loads the samples of the next one's heads, so it may not be longer than a window.
-    fitting = [each for each in held if held[each] <= shared_bytes_a_block() and each[0] <= runs.steps]
+    fitting = [each for each in held if held[each] <= shared_bytes_a_block()]
     if not fitting or axis.length + 2 * axis.taps > MOST_LENGTH:
         return False
     step, blocks = next((each for each in fitting if blocks_a_multiprocessor(held[each]) >= each[1]), fitting[0])

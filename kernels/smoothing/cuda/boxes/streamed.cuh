@@ -4,8 +4,8 @@
 #include "borders.cuh"
 
 // The contract's doubling, W(2m)[i] = W(m)[i] + W(m)[i + m] and W(2m+1)[i] = W(2m)[i] + x[i + 2m], level by level: level l
-// builds windows of taps >> (levels - l) samples; 255 samples take seven levels above single samples.
-constexpr int MAX_LEVELS = 7;
+// builds windows of taps >> (levels - l) samples; 64 samples take six levels above single samples.
+constexpr int MAX_LEVELS = 6;
 
 // box_columns: a block goes down 32 columns, BATCH rows a warp in each step. A level stores the sums it has received in its
 // ring in shared memory, and adds to them those of m rows before:

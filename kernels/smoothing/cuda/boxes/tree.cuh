@@ -41,28 +41,22 @@ constexpr int TREE_CHUNK = 32;  // results of its run that a lane writes at once
 
 template <int TAPS>
 struct TreeShape {
-    // LINKED: the last level's partners are in shared memory down the columns, and in the next lane along the rows.
-    static constexpr bool LONG = TAPS > 31, LINKED = TAPS > 63;
-    static constexpr int IN_REGISTERS = LINKED ? TAPS / 2 : TAPS, PERIOD = LONG ? 32 : 16;  // of the rings
-    static constexpr int COLUMNS = 2;                                                       // of a thread
+    static constexpr bool LONG = TAPS > 31;
+    static constexpr int PERIOD = LONG ? 32 : 16;  // of the rings
+    static constexpr int COLUMNS = 2;              // of a thread
     static constexpr int COLUMN_WARPS = LONG ? 9 : 11, COLUMN_THREADS = 32 * COLUMN_WARPS;
     static constexpr int SPAN = COLUMNS * COLUMN_THREADS;
     static constexpr int ROW_WARPS = LONG ? 3 : 5, THREADS = COLUMN_THREADS + 32 * ROW_WARPS;
-    static constexpr int BATCH = LINKED ? 4 : 8, RUNS = 32 / BATCH;  // rows; a lane for each run of each row
-    static constexpr int GROUP = LINKED ? 2 : 4, GROUPS = 4;  // rows fetched at once; groups in shared memory or in flight
-    static constexpr int BUFFERS = LINKED ? 4 : 6;
-    static constexpr int LEAD_X = (IN_REGISTERS - 1 + PERIOD - 1) / PERIOD * PERIOD;
-    static constexpr int LEAD_Y = (TAPS - 1 + PERIOD - 1) / PERIOD * PERIOD;
-    static constexpr int RING = TAPS / 2 + TAPS % 2;  // LINKED: rows of the ring in shared memory; samples of a run
-    static constexpr int RUN = LINKED ? RING : (SPAN - LEAD_X) / RUNS / TREE_CHUNK * TREE_CHUNK;
-    static constexpr int OUTPUTS = (LINKED ? RUNS - 1 : RUNS) * RUN;
-    // Words from run to run, and from row to row, so that eight lanes that read quads at once use different banks.
-    static constexpr int GAP = LINKED ? 4 : 0, RUN_PITCH = RUN + GAP, PITCH = LINKED ? 616 : SPAN + 36;
+    static constexpr int BATCH = 8, RUNS = 32 / BATCH;  // rows; a lane for each run of each row
+    static constexpr int GROUP = 4, GROUPS = 4;         // rows fetched at once; groups in shared memory or in flight
+    static constexpr int BUFFERS = 6;
+    static constexpr int LEAD = (TAPS - 1 + PERIOD - 1) / PERIOD * PERIOD;
+    static constexpr int RUN = (SPAN - LEAD) / RUNS / TREE_CHUNK * TREE_CHUNK, OUTPUTS = RUNS * RUN;
+    static constexpr int PITCH = SPAN + 36;  // words from row to row, so that lanes that read quads at once use different banks
     static constexpr int BUFFER = BATCH * PITCH, STAGE = 32 * TREE_CHUNK;
     static_assert(PERIOD % (GROUPS * GROUP) == 0, "slots are in step from period to period");
     static_assert(TREE_CHUNK % PERIOD == 0, "rings are in step from chunk to chunk");
-    static_assert(!LINKED || RING == 2 * PERIOD, "the ring turns in halves");
-    static_assert(PITCH / 4 % 2 == 1 || LINKED && PITCH / 4 % 8 == 2, "rows begin in different banks");
+    static_assert(PITCH / 4 % 2 == 1, "rows begin in different banks");
 };
 
 __device__ __forceinline__ void copy_4_bytes(float* shared, const void* global) {
@@ -122,7 +116,7 @@ __device__ __forceinline__ void fetch_group(float* samples, const TreeColumns<CO
 
 // Shared memory of a block.
 struct TreeWorkspace {
-    float *buffers, *stages, *samples, *ring;
+    float *buffers, *stages, *samples;
     unsigned* from;              // the input row of each row of the band, starting with the lead
     Mbarrier *filled, *emptied;  // of each buffer: by the column warps, and by the row warp whose turn it is
     int origin, first;           // words of a buffer's row: of the first column, and of the first run
@@ -144,11 +138,8 @@ __device__ __forceinline__ void sum_columns(const float* plane, const TreeWorksp
         const int column = border_index(x + thread + j * THREADS, picture.columns, picture.mode_x);
         sources.column[j] = plane + max(column, 0), sources.outside[j] = column < 0;
         word[j] = work.origin + thread + j * THREADS;
-        if (Shape::GAP > 0) word[j] += word[j] / Shape::RUN * Shape::GAP;
     }
-    Tree<Shape::IN_REGISTERS> tree[COLUMNS] = {};
-    float before[COLUMNS] = {};
-    float *lower = work.ring + thread, *upper = lower + Shape::PERIOD * SPAN;  // the ring's halves, which alternate
+    Tree<TAPS> tree[COLUMNS] = {};
     float* samples = work.samples + thread;
     const unsigned* from = work.from;
 #pragma unroll
@@ -157,7 +148,7 @@ __device__ __forceinline__ void sum_columns(const float* plane, const TreeWorksp
     float* to = work.buffers;  // the buffer that is being filled
     int buffer = 0, turn = 0;
 #pragma unroll 1
-    for (int base = -Shape::LEAD_Y; base < rows; base += Shape::PERIOD) {
+    for (int base = -Shape::LEAD; base < rows; base += Shape::PERIOD) {
 #pragma unroll
         for (int part = 0; part < Shape::PERIOD; part += GROUP, from += GROUP) {
             const int row = base + part;
@@ -165,16 +156,13 @@ __device__ __forceinline__ void sum_columns(const float* plane, const TreeWorksp
             // The next rows go to the slot that was used last.
             const int slot = part / GROUP % GROUPS, last = (slot + GROUPS - 1) % GROUPS;
             fetch_group<SIGHT, COLUMNS, THREADS, GROUP>(samples + last * GROUP * SPAN, sources, from);
-            float sample[GROUP][COLUMNS], older[GROUP][COLUMNS];  // each loaded once, all before anything is stored
+            float sample[GROUP][COLUMNS];  // each loaded once, all before anything is stored
 #pragma unroll
             for (int i = 0; i < GROUP; ++i)
 #pragma unroll
-                for (int j = 0; j < COLUMNS; ++j) {
+                for (int j = 0; j < COLUMNS; ++j)
                     sample[i][j] = *static_cast<const volatile float*>(samples + slot * GROUP * SPAN +
                                                                        (i * COLUMNS + j) * THREADS);
-                    if (Shape::LINKED)
-                        older[i][j] = *static_cast<const volatile float*>(lower + (part + i) * SPAN + j * THREADS);
-                }
             if (part % Shape::BATCH == 0 && turn > 0) wait<32>(work.emptied + buffer, turn - 1);
 #pragma unroll
             for (int i = 0; i < GROUP; ++i) {
@@ -184,14 +172,8 @@ __device__ __forceinline__ void sum_columns(const float* plane, const TreeWorksp
                 for (int j = 0; j < COLUMNS; ++j) {
                     if (SIGHT == Sight::CONSTANTS && (beyond || sources.outside[j]))
                         sample[i][j] = __uint_as_float(picture.fill);
-                    float sum = tree[j].push(sample[i][j], part + i);
-                    if constexpr (Shape::LINKED) {
-                        const float newer = TAPS % 2 ? before[j] : sum;
-                        lower[(part + i) * SPAN + j * THREADS] = before[j] = sum;
-                        sum = TAPS % 2 ? older[i][j] + newer + sample[i][j] : older[i][j] + newer;
-                    }
                     // In the lead these are not whole windows yet; they are overwritten before the buffer counts as filled.
-                    to[(part + i) % Shape::BATCH * Shape::PITCH + word[j]] = sum;
+                    to[(part + i) % Shape::BATCH * Shape::PITCH + word[j]] = tree[j].push(sample[i][j], part + i);
                 }
             }
             if ((part + GROUP) % Shape::BATCH == 0 && row >= 0) {
@@ -200,8 +182,6 @@ __device__ __forceinline__ void sum_columns(const float* plane, const TreeWorksp
                 if (++buffer == Shape::BUFFERS) buffer = 0, to = work.buffers, ++turn;
             }
         }
-        float* swapped = lower;
-        lower = upper, upper = swapped;
     }
 }
 
@@ -227,7 +207,6 @@ struct TreeResults {
 #pragma unroll
             for (int k = 0; k < 4; ++k) {
                 const int run = (half + k) * 4 / Shape::BATCH, row = (half + k) * 4 % Shape::BATCH;
-                if (Shape::LINKED && run == Shape::RUNS - 1) continue;
                 float* line = to + row * row_samples + run * Shape::RUN + at;
                 if (whole) *reinterpret_cast<float4*>(line) = quad[k];
                 else if (row < rows) store_some(line, quad[k], columns - run * Shape::RUN - at);
@@ -252,10 +231,10 @@ template <int TAPS>
 __device__ __forceinline__ void sum_rows(float* line, const TreeWorkspace& work, const Picture& picture, float scale,
                                          int columns, int rows) {
     typedef TreeShape<TAPS> Shape;
-    constexpr int CHUNK = TREE_CHUNK, LEAD = Shape::LEAD_X, BATCH = Shape::BATCH;
+    constexpr int CHUNK = TREE_CHUNK, LEAD = Shape::LEAD, BATCH = Shape::BATCH;
     const int warp = (static_cast<int>(threadIdx.x) - Shape::COLUMN_THREADS) / 32, lane = threadIdx.x % 32;
     const int all = (rows + Shape::PERIOD - 1) / Shape::PERIOD * Shape::PERIOD;  // the column warps stop at whole periods
-    const int place = work.first + lane % BATCH * Shape::PITCH + lane / BATCH * Shape::RUN_PITCH;
+    const int place = work.first + lane % BATCH * Shape::PITCH + lane / BATCH * Shape::RUN;
     // The order of a lane's quads avoids bank conflicts, both in its stores and in the loads of the others.
     float* stage = work.stages + warp * Shape::STAGE;
     TreeResults<TAPS> results;
@@ -272,15 +251,12 @@ __device__ __forceinline__ void sum_rows(float* line, const TreeWorkspace& work,
         results.rows = rows - row - out_row;
         results.whole = picture.aligned_out && columns >= Shape::OUTPUTS && rows - row >= BATCH;
         wait<Shape::COLUMN_THREADS>(work.filled + buffer, row / BATCH / Shape::BUFFERS);
-        Tree<Shape::IN_REGISTERS> tree = {};
-        float before = 0;
+        Tree<TAPS> tree = {};
 #pragma unroll
         for (int i = 0; i < LEAD; i += 4) {
             const float4 quad = *reinterpret_cast<const float4*>(from + i);
-            tree.push(quad.x, i), tree.push(quad.y, i + 1), tree.push(quad.z, i + 2);
-            before = tree.push(quad.w, i + 3);
+            tree.push(quad.x, i), tree.push(quad.y, i + 1), tree.push(quad.z, i + 2), tree.push(quad.w, i + 3);
         }
-        from += Shape::GAP;
         float4 next[CHUNK / 4];  // loaded a chunk ahead; after the last, that one again
 #pragma unroll
         for (int i = 0; i < CHUNK / 4; ++i) next[i] = *reinterpret_cast<const float4*>(from + LEAD + 4 * i);
@@ -292,17 +268,7 @@ __device__ __forceinline__ void sum_rows(float* line, const TreeWorkspace& work,
                 const float sample[4] = {quad.x, quad.y, quad.z, quad.w};
                 float done[4];
 #pragma unroll
-                for (int k = 0; k < 4; ++k) {
-                    float sum = tree.push(sample[k], i + k);
-                    if constexpr (Shape::LINKED) {
-                        // The next lane's run starts with this run's partners, whose last sample is its latest.
-                        const float newer = __shfl_down_sync(~0u, TAPS % 2 ? before : sum, BATCH);
-                        const float last = __shfl_down_sync(~0u, sample[k], BATCH);
-                        before = sum;
-                        sum = TAPS % 2 ? sum + newer + last : sum + newer;
-                    }
-                    done[k] = sum * scale;
-                }
+                for (int k = 0; k < 4; ++k) done[k] = tree.push(sample[k], i + k) * scale;
                 *reinterpret_cast<float4*>(stage + lane * CHUNK + ((i / 4 ^ lane) & 7) * 4) =
                     make_float4(done[0], done[1], done[2], done[3]);
             }
@@ -331,7 +297,7 @@ tree(const float* __restrict__ in, float* __restrict__ out, Picture picture, Blo
     // Input position of the row that completes the first windows, and of the column that begins them.
     const int last_y = y + picture.centre_y - TAPS / 2 + TAPS - 1, first_x = x + picture.centre_x - TAPS / 2;
     // Columns are fetched from the start of a line of memory if there are enough, and placed so that runs start with a quad.
-    constexpr int SPARE = Shape::SPAN - Shape::OUTPUTS - (TAPS - 1), SURPLUS = Shape::LEAD_X - (Shape::IN_REGISTERS - 1);
+    constexpr int SPARE = Shape::SPAN - Shape::OUTPUTS - (TAPS - 1), SURPLUS = Shape::LEAD - (TAPS - 1);
     const int skip = (first_x & 31) <= SPARE ? first_x & 31 : (first_x & 7) <= SPARE ? first_x & 7 : 0;
 
     TreeWorkspace work;
@@ -340,15 +306,14 @@ tree(const float* __restrict__ in, float* __restrict__ out, Picture picture, Blo
     work.buffers = tree_shared;
     work.stages = work.buffers + Shape::BUFFERS * Shape::BUFFER;
     work.samples = work.stages + Shape::ROW_WARPS * Shape::STAGE;
-    work.ring = work.samples + Shape::GROUPS * Shape::GROUP * Shape::SPAN;
-    work.from = reinterpret_cast<unsigned*>(work.ring + (Shape::LINKED ? Shape::RING * Shape::SPAN : 0));
+    work.from = reinterpret_cast<unsigned*>(work.samples + Shape::GROUPS * Shape::GROUP * Shape::SPAN);
     work.filled = barriers[0], work.emptied = barriers[1];
     if (threadIdx.x < Shape::BUFFERS) {
         init<Shape::COLUMN_THREADS>(work.filled + threadIdx.x);
         init<32>(work.emptied + threadIdx.x);
     }
-    for (int i = threadIdx.x; i < rows + Shape::LEAD_Y + Shape::PERIOD + Shape::GROUPS * Shape::GROUP; i += Shape::THREADS)
-        work.from[i] = max(border_index(last_y - Shape::LEAD_Y + i, picture.rows, picture.mode_y), 0);
+    for (int i = threadIdx.x; i < rows + Shape::LEAD + Shape::PERIOD + Shape::GROUPS * Shape::GROUP; i += Shape::THREADS)
+        work.from[i] = max(border_index(last_y - Shape::LEAD + i, picture.rows, picture.mode_y), 0);
     __syncthreads();
     grid_dependency_synchronize();
 
@@ -357,7 +322,7 @@ tree(const float* __restrict__ in, float* __restrict__ out, Picture picture, Blo
         const int left = first_x - skip;
         const bool inside = left >= 0 && left + Shape::SPAN <= picture.columns;
         if (picture.mode_x == CONSTANT && !inside ||
-            picture.mode_y == CONSTANT && (last_y < Shape::LEAD_Y || last_y + rows > picture.rows))
+            picture.mode_y == CONSTANT && (last_y < Shape::LEAD || last_y + rows > picture.rows))
             sum_columns<TAPS, Sight::CONSTANTS>(in_plane, work, picture, left, last_y, rows);
         else if (inside) sum_columns<TAPS, Sight::INSIDE>(in_plane, work, picture, left, last_y, rows);
         else sum_columns<TAPS, Sight::EDGES>(in_plane, work, picture, left, last_y, rows);

@@ -16,9 +16,9 @@ from kernels.smoothing.cuda.fused import picture_of, view_of
 from kernels.smoothing.window import Window
 
 # A tree's rings are registers, so the compiler must know the window. `streamed` filters other sizes.
-SIZES = (11, 15, 21, 25, 31, 51, 63, 127)
+SIZES = (11, 15, 21, 25, 31, 51, 63)
 ENTRIES = tuple(f"tree<{size}>" for size in SIZES)
-CHUNK, GROUPS = 32, 4
+CHUNK, BATCH, GROUP, GROUPS, BUFFERS = 32, 8, 4, 4, 6
 MAX_BAND_ROWS = 1376
 MAX_LENGTH = 1 << 28  # samples along either axis: offsets within a row are 32-bit numbers of bytes
 MAX_BLOCKS = (1 << 31) - 1
@@ -32,9 +32,6 @@ class Shape:
     period: int
     column_threads: int
     row_warps: int
-    batch: int
-    group: int
-    buffers: int
     pitch: int
 
     @property
@@ -46,39 +43,26 @@ class Shape:
         return 2 * self.column_threads
 
     @property
-    def linked(self) -> bool:
-        return self.taps > 63
-
-    @property
     def lead_rows(self) -> int:
         return up_to(self.taps - 1, self.period)
 
     @property
     def outputs(self) -> int:
         """Samples of a row that a block writes."""
-        runs = 32 // self.batch
-        if self.linked:
-            return (runs - 1) * self._ring
-        return (self.span - up_to(self.taps - 1, self.period)) // runs // CHUNK * CHUNK * runs
+        runs = 32 // BATCH
+        return (self.span - self.lead_rows) // runs // CHUNK * CHUNK * runs
 
     @property
     def shared_bytes(self) -> int:
-        fetched = GROUPS * self.group
-        words = self.buffers * self.batch * self.pitch + self.row_warps * 32 * CHUNK + fetched * self.span
-        words += self._ring * self.span if self.linked else 0
+        fetched = GROUPS * GROUP
+        words = BUFFERS * BATCH * self.pitch + self.row_warps * 32 * CHUNK + fetched * self.span
         return 4 * (words + MAX_BAND_ROWS + self.lead_rows + self.period + fetched)
-
-    @property
-    def _ring(self) -> int:
-        return self.taps // 2 + self.taps % 2
 
 
 def shape_of(taps: int) -> Shape:
-    if taps > 63:
-        return Shape(taps=taps, period=32, column_threads=288, row_warps=3, batch=4, group=2, buffers=4, pitch=616)
     if taps > 31:
-        return Shape(taps=taps, period=32, column_threads=288, row_warps=3, batch=8, group=4, buffers=6, pitch=612)
-    return Shape(taps=taps, period=16, column_threads=352, row_warps=5, batch=8, group=4, buffers=6, pitch=740)
+        return Shape(taps=taps, period=32, column_threads=288, row_warps=3, pitch=612)
+    return Shape(taps=taps, period=16, column_threads=352, row_warps=5, pitch=740)
 
 
 def applies(shape: tuple[int, ...], dtype: np.dtype[Any], windows: Sequence[Window]) -> bool:
@@ -104,7 +88,7 @@ def run(image: Any, windows: Sequence[Window], cval: float, out: Any, stream: An
         unit=block.period,
         most=MAX_BAND_ROWS // block.period,
         begin=block.lead_rows + tuning.TREE_START_ROWS,
-        tail=tuning.TREE_LINKED_TAIL if block.linked else tuning.TREE_TAIL,
+        tail=tuning.TREE_TAIL,
     )
     bands = partition(picture.out_rows, picture.tiles * picture.planes, multiprocessors(), cost)
     scale = ctypes.c_float(float(np.float32(1) / np.float32(taps * taps)))
