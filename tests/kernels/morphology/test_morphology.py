@@ -10,7 +10,8 @@ import pytest
 import scipy.ndimage
 
 import kernels.morphology as ours
-from kernels.rank import cross, disk
+from kernels.rank import cross, disk, maximum_filter
+from kernels.rank.task import Difference
 from kernels.smoothing.borders import BORDER_MODES
 from tests.kernels.rank.cases import same_bits, samples_of
 
@@ -153,3 +154,19 @@ def test_a_gpu_subtracts_rows_of_any_alignment(name: str, dtype: str) -> None:
             out = cupy.empty(image.size + 5, dtype)[5 - offset :][: image.size].reshape(image.shape)
             getattr(ours, name)(given, size, nodata=nodata, out=out)
             same_bits(out.get(), getattr(ours, name)(image, size, nodata=nodata), f"{columns} {size}")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["uint16", "float32"])
+def test_a_gpu_subtracts_from_an_image_whose_rows_begin_anywhere(dtype: str) -> None:
+    """As blocks with halos do: the rows that are filtered begin at whole vectors, those of the image elsewhere."""
+    import cupy
+
+    image = samples_of((83, 512), dtype)
+    given, wide = cupy.asarray(image), cupy.zeros((83, 520), dtype)
+    view = wide[:, 3:515]
+    view[...] = given
+    for size in (3, 21):
+        taken = Difference(image=view, reverse=False, opens=True)
+        found = maximum_filter(given, size, difference=taken)
+        same_bits(found.get(), ours.white_tophat(image, size), str(size))

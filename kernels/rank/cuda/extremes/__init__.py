@@ -24,11 +24,12 @@ ENTRIES = tuple(
     for c_type in C_TYPES.values()
     for least in ("true", "false")
 ) + tuple(
-    f"extreme_strip<{C_TYPES[name]}, {least}, {keeps}, {rows}>"
+    f"extreme_strip<{C_TYPES[name]}, {least}, {keeps}, {opens}, {rows}>"
     for name in ("uint8", "uint16", "int16", "float32")
     for least in ("true", "false")
-    for keeps in ("false, false", "true, false", "true, true")
-    for rows in ((0, 1) if keeps == "true, true" else (0, 1, 2) if name == "float32" else (0, 1, 2, 3))
+    for keeps in ("false", "true")
+    for opens in ("false", "true")
+    for rows in ((0, 1) if opens == "true" else (0, 1, 2) if name == "float32" else (0, 1, 2, 3))
 )
 ENTRIES += tuple(
     f"{name}<{C_TYPES[each]}, {least}>"
@@ -40,8 +41,10 @@ ROW_THREADS, ROW_WORDS = 256, 16  # of words.cuh
 BOX_THREADS = 256  # of box.cuh
 BLOCKS = {4: 3, 8: 2}  # of a multiprocessor, by the rows of a group
 STRIP_THREADS = 32  # of strip.cuh
-STRIP_BLOCKS = {1: (16, 16), 2: (16, 20), 4: (16, 24)}  # of a multiprocessor, by a sample's bytes, and if rows are kept
-STRIP_FEWEST, STRIP_MANY = 4, 16  # blocks of a multiprocessor, at least, and if rows are kept
+# Blocks of a multiprocessor: at most, by a sample's bytes, if rows are loaded again, are kept, and are kept by a kernel
+# that opens; at least, and at least with rows kept, by whether a kernel opens.
+STRIP_BLOCKS = {1: (16, 16, 16), 2: (16, 20, 20), 4: (16, 24, 20)}
+STRIP_FEWEST, STRIP_MANY = 4, (16, 11)
 STRIP_OPENS = 208  # threads of a multiprocessor that have results, at least, if it opens
 STRIP_LOST = (16, 20)  # vectors of a warp that only serve others, at most, and if pixels have three channels
 FEW, SOME = 8, 20  # rows of a window: more than FEW are loaded twice, up to SOME in groups of four
@@ -380,22 +383,21 @@ def _launch_strip(task: BoxTask, types: str, itemsize: int, stream: Any, argumen
         or lost > STRIP_LOST[rows == 3] or (not task.aligned_in and task.columns < 2 * each) or (opens and rows > 1)
     ):  # fmt: skip
         return False
-    pairs = (task.taps_y - 1) // 2
-    for keeps, most in enumerate(STRIP_BLOCKS[itemsize]):
-        vectors = steps * (pairs + (pairs + 1 if keeps else 0))
-        needed = STRIP_THREADS * (VECTOR * vectors + each * (max(4, 2 * itemsize) + 4))
-        fit = min(shared_bytes_a_multiprocessor() // (needed + 1024), most)
-        if opens and keeps and (fit := min(fit, STRIP_BLOCKS[itemsize][0])) * (STRIP_THREADS - lost) >= STRIP_OPENS:
-            shared_bytes, held, kept = needed, fit, "true, true"
-        elif not opens and fit >= (STRIP_MANY if keeps else STRIP_FEWEST):
-            shared_bytes, held, kept = needed, fit, "true, false" if keeps else "false, false"
-        elif opens == keeps:
-            return False
+    pairs, sizes, fit = (task.taps_y - 1) // 2, list[int](), list[int]()
+    for keeps in range(2):  # the rows before those that two results share
+        vectors = pairs + keeps * (pairs + 1) + opens * (2 * pairs + 1)
+        sizes.append(STRIP_THREADS * (VECTOR * vectors + each * (max(4, 2 * itemsize) + 4)))
+        most = STRIP_BLOCKS[itemsize][keeps and 1 + opens]
+        fit.append(min(shared_bytes_a_multiprocessor() // (sizes[-1] + 1024), most))
+    is_kept = fit[1] >= STRIP_MANY[opens]
+    held, shared_bytes = fit[is_kept], sizes[is_kept]
+    if held * (STRIP_THREADS - lost) < STRIP_OPENS if opens else held < STRIP_FEWEST:
+        return False
     task.tile = (STRIP_THREADS - lost) * each
     task.tiles = -(-(task.out_columns + max(slack - 1, 0)) // task.tile)
     task.band = _band(task.tiles * task.planes, task.out_rows, steps * task.taps_y, multiprocessors() * held)
     task.bands = -(-task.out_rows // task.band)
-    kernel("rank", f"extreme_strip<{types}, {kept}, {rows}>").launch(
+    kernel("rank", f"extreme_strip<{types}, {is_kept}, {opens}, {rows}>".lower()).launch(
         (task.tiles * task.bands * task.planes,), (STRIP_THREADS,), arguments, shared_bytes=shared_bytes, stream=stream
     )
     return True

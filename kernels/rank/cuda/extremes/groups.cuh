@@ -22,7 +22,7 @@
 // the passes of box.cuh and strip.cuh.
 #pragma once
 
-#include "cuda/extremes/strip.cuh"
+#include "cuda/extremes/columns.cuh"
 
 constexpr int GROUP = 16, COMING = 4;  // rows of a group, and of those on their way at the end of the windows
 constexpr int GROUP_THREADS = 256;     // at most
