@@ -6,7 +6,7 @@
 // in a section is known before they are decoded. The kernels refuse every frame that libzstd refuses. They also refuse frames
 // with a checksum or a dictionary, several frames in one stream, codes of 12 bits, damage that libzstd overlooks (bits left
 // in a section), frames above 64 MiB, and frames whose blocks, literals or sequences do not fit the scratch memory. The host
-// counts these before it launches the kernels (`zstd_room` in pipeline/codecs/file_loops.py), so it never waits for the scan.
+// counts these before it launches the kernels (`zstd_room` in pipeline/codecs/loops/streams.py), so it never waits for the scan.
 //
 // Algorithm, a kernel each; the second and third begin when all of the one before is done:
 //

@@ -173,7 +173,7 @@ def _compiled_in(function: Any) -> set[tuple[str, str]]:
             value = each.__globals__.get(name)
             if isinstance(value, (int, float, str, tuple)):
                 found.add((name, repr(value)))
-            called = getattr(value, "py_func", None)
+            called = getattr(value, "py_func", None) or getattr(value, "_defn", None)  # of an intrinsic
             if called is not None and called not in met:
                 met.add(called)
                 waiting.append(called)
@@ -182,7 +182,7 @@ def _compiled_in(function: Any) -> set[tuple[str, str]]:
 
 
 def _digest(code: CodeType) -> str:
-    values = [value for value in code.co_consts if not isinstance(value, CodeType)]
+    values = [_digest(value) if isinstance(value, CodeType) else value for value in code.co_consts]
     return hashlib.sha256(repr((code.co_code, values, code.co_names)).encode()).hexdigest()[:16]
 
 

@@ -19,7 +19,7 @@ from pipeline.codecs.scratch import scratch
 
 _CHECKSUM_BYTES = 4
 _BLOSC_OVERHEAD_BYTES = 16  # of its header: data that do not shrink are stored as they are
-# How the loops of `file_loops`, which is imported only to read or write, have chunks; the last are written as they are.
+# How the loops of `loops`, which is imported only to read or write, have chunks; the last are written as they are.
 RAW, BLOSC, ENCODED = 0, 1, 2
 STAGES = ("blosc", "crc32c", "gzip", "lz4", "zlib", "zstd")
 

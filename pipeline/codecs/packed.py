@@ -175,7 +175,7 @@ class Packing:
         """Find the streams of all blocks of Blosc chunks. NotPackedError if one is damaged: the processor names it."""
         if not any(map(len, self._starts)):
             return
-        from pipeline.codecs.stream_loops import blosc_streams
+        from pipeline.codecs.loops.streams import blosc_streams
 
         chunks, starts = np.concatenate(self._blosc_chunks, axis=1), np.concatenate(self._starts)
         targets = self._rooms(chunks[2] * chunks[10])
@@ -246,7 +246,7 @@ def origin_rows(origins: Sequence[tuple[int, ...]] | Numbers, axes: int) -> NDAr
 
 def _zstd_room(memory: Memory, streams: NDArray[np.uint64]) -> ZstdRoom:
     """Of frames in the memory: as much as they declare, but no more than whole ones need."""
-    from pipeline.codecs.stream_loops import zstd_room
+    from pipeline.codecs.loops.streams import zstd_room
 
     frames, nbytes = streams.shape[1], int(streams[3].sum())
     blocks, literals, sequences = zstd_room(memory, streams[:2].astype(np.int64)).tolist()

@@ -125,15 +125,17 @@ def plan_job(
     workload = workload_named(spec.workload)
     job = open_job(workload, spec) if opening is None else opening(spec)
     try:
-        ring_bytes, held_bytes = _shares(job, options.memory_bytes)
-        wanted = device.target_bytes(job.summary.nbytes)
-        if isinstance(device, Device) and unpacks(device, job) and ring_bytes // device.ring_depth * 2 // 3 < wanted:
+        # A GPU decodes blocks for each chunk anew; the others are few.
+        part = 8 if unpacks(device, job) else 2
+        ring_bytes, held_bytes = _shares(job, options.memory_bytes, part)
+        target, limit = device.target_bytes(job.summary.nbytes), ring_bytes // device.ring_depth
+        if isinstance(device, Device) and unpacks(device, job):
             # A chunk whose codecs are on a GPU takes some 5 ms besides its bytes: H200, Zarr of 2 MiB chunks.
-            device = device.with_fewer_lanes()
-        limit = ring_bytes // device.ring_depth
-        if unpacks(device, job):
+            while device.readers > 1 and limit * 2 // 3 < target * device.readers // 2:
+                device = device.with_fewer_lanes()
+                limit = ring_bytes // device.ring_depth
             limit -= limit // 3  # see PlannedJob.slot_bytes
-        target = options.chunk_bytes or device.target_bytes(job.summary.nbytes)
+        target = options.chunk_bytes or target
         if target > limit and options.chunk_bytes is not None:
             raise ParameterError(
                 f"--chunk-bytes {format_bytes(target)}: {device.ring_depth} such chunks do not fit --memory; "
@@ -151,7 +153,7 @@ def plan_job(
         output=Output(workload, job), version=version, plan=plan, device=device, budget=budget, held_bytes=held_bytes,
         bounds=options.bounds,
     )  # fmt: skip
-    if isinstance(job, HoldsInput) and held_bytes == ring_bytes:  # it could use more: what the ring leaves
+    if isinstance(job, HoldsInput) and held_bytes == (ring_bytes + held_bytes) // part:  # and what the ring leaves
         return replace(planned, held_bytes=job.hold_at_most(ring_bytes + held_bytes - planned.ring_bytes))
     return planned
 
@@ -171,11 +173,12 @@ def _same_cut(earlier: Budget, budget: Budget, options: RunOptions) -> Budget:
     return earlier
 
 
-def _shares(job: OpenJob, memory_bytes: int) -> tuple[int, int]:
-    """The memory left for the ring besides the job's workspace and the input that it holds; and of that input."""
+def _shares(job: OpenJob, memory_bytes: int, part: int) -> tuple[int, int]:
+    """The memory left for the ring besides the job's workspace and the input that it holds; and of that input, if
+    possible one `part` of the memory."""
     if isinstance(job, NeedsWorkspace):
         memory_bytes -= job.workspace_bytes(memory_bytes)
-    held = job.hold_at_most(memory_bytes // 2) if isinstance(job, HoldsInput) else 0
+    held = job.hold_at_most(memory_bytes // part) if isinstance(job, HoldsInput) else 0
     if held > memory_bytes // 2:
         raise ParameterError(
             f"{job.spec.input} must be held whole, which takes {format_bytes(held)} of memory; "

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import tifffile
 
-from pipeline.codecs import tile_loops
-from pipeline.codecs.file_loops import DONE
+from pipeline.codecs.loops import tiles
+from pipeline.codecs.loops.system import DONE
 
 SAMPLES = np.arange(64 * 48, dtype=np.uint16).reshape(64, 48)
 
@@ -48,16 +48,16 @@ def test_decoders_are_called_by_their_address(name: str) -> None:
     """`imcd_lzw_decode` and `imcd_packbits_decode` are in no public header: their arguments may change."""
     encode = getattr(imagecodecs, f"{'zstd' if name == 'Zstandard' else name.lower()}_encode")
     data = np.frombuffer(encode(SAMPLES.tobytes()), np.uint8)
-    codec = tile_loops.decoder(name)
+    codec = tiles.decoder(name)
     assert codec is not None, "imagecodecs has it no more; tifffile decodes"
     for room in (SAMPLES.nbytes, SAMPLES.nbytes - 1000):
         samples, target = np.full(SAMPLES.nbytes, 0x5A, np.uint8), np.zeros((1, room), np.uint8)
-        row = np.zeros((1, tile_loops.EXTENTS + 2), np.int64)
-        row[0, tile_loops.OFFSET], row[0, tile_loops.LENGTH] = data.ctypes.data, len(data)
-        row[0, tile_loops.HEIGHT], row[0, tile_loops.PART] = 1, target.ctypes.data
-        row[0, tile_loops.EXTENTS :] = 1, room
+        row = np.zeros((1, tiles.EXTENTS + 2), np.int64)
+        row[0, tiles.OFFSET], row[0, tiles.LENGTH] = data.ctypes.data, len(data)
+        row[0, tiles.HEIGHT], row[0, tiles.PART] = 1, target.ctypes.data
+        row[0, tiles.EXTENTS :] = 1, room
         ends, nothing = np.zeros(1, np.int8), np.empty(0, np.uint8)
-        tile_loops.read_tiles(
+        tiles.read_tiles(
             np.zeros(1, np.int64), row, ends, -1, codec, np.array([room, 1, 1, 1, 0]), np.array([[room, 1], [room, 1]]),
             samples, nothing, nothing,
         )  # fmt: skip

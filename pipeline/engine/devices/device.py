@@ -42,8 +42,8 @@ CLOCK_TRIES = 5
 # 1: one chunk at a time; 2: copies out beside computing; 3: copies in and out beside computing; 5: reading and writing
 # too. With 2 and 3 a ring full of chunks is read, then goes through the device, then is written.
 OVERLAPS = (1, 2, 3, 5)
-# A reader decodes with at most so many times the bytes of a slot's input: for blocks, and Zstandard's literals and
-# sequences. A writer encodes with so many times those of its output, and a number besides for Zstandard.
+# GPU memory for codecs: a reader may take 5 times the bytes of a slot's input, for decoded blocks and Zstandard's
+# literals and sequences; a writer twice those of its output, and 64 MiB for Zstandard's encoder.
 _DECODING, _ENCODING, _ENCODER_BYTES = 5, 2, 64 * MIB
 
 
@@ -309,7 +309,9 @@ class CudaDevice(Device):
 
     def with_fewer_lanes(self) -> CudaDevice:
         twin = copy(self)
-        twin.readers, twin.writers = max(self.readers // 2, 1), max(self.writers // 2, 1)
+        if self.writers <= self.readers:
+            twin.readers = max(self.readers // 2, 1)
+        twin.writers = max(twin.readers // 2, 1)
         twin.ring_depth = min(self.ring_depth, twin.readers + twin.writers + 1)
         return twin
 

@@ -247,9 +247,12 @@ class ImageReader(Reader):
         """The dtype as stored and the offset of samples that are one run of bytes in C order; None if they are not."""
         return None
 
+    # Whether `out` of `read` may have any strides; else it is C-contiguous.
+    any_strides = False
+
     @abstractmethod
     def read(self, region: Region, out: NDArray[Any]) -> None:
-        """Fill `out` (C-contiguous, the region's shape, the header's dtype) with the region's samples.
+        """Fill `out` (the region's shape, the header's dtype) with the region's samples.
 
         Raises InputError if the file is truncated or corrupt, StorageError if reading fails.
         """
@@ -382,8 +385,9 @@ class ImageFormat(ABC):
         """
 
 
-def require_fit(header: ImageHeader, region: Region, samples: NDArray[Any]) -> None:
-    """ValueError unless the region lies in the image and `samples` has its shape, the header's dtype and C order.
+def require_fit(header: ImageHeader, region: Region, samples: NDArray[Any], *, any_strides: bool = False) -> None:
+    """ValueError unless the region lies in the image and `samples` has its shape, the header's dtype and C order, which
+    does not matter with `any_strides`.
 
     A region may be empty.
     """
@@ -392,7 +396,8 @@ def require_fit(header: ImageHeader, region: Region, samples: NDArray[Any]) -> N
     )
     if not inside:
         raise ValueError(f"region {region.start} to {region.stop} is not within an image of {header.shape}")
-    if samples.shape != region.shape or samples.dtype != header.dtype or not samples.flags.c_contiguous:
+    is_ordered = any_strides or samples.flags.c_contiguous
+    if samples.shape != region.shape or samples.dtype != header.dtype or not is_ordered:
         raise ValueError(
             f"an array of {samples.shape} {samples.dtype} does not match the region of {region.shape} {header.dtype}, "
             "or is not C-contiguous"

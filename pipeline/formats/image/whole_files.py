@@ -1,5 +1,5 @@
-"""Many small files, compared, read, written and renamed by the loops of `pipeline.codecs.file_loops`: hundreds in one
-call, which does not hold the interpreter's lock. A loop skips files with any error; the caller's slower way names it.
+"""Many small files, compared, read, written and renamed by the loops of `pipeline.codecs.loops.whole_files`, hundreds
+in one call. A loop skips files with any error; the caller's slower way names it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pipeline.storage.confinement import in_its_folder, is_confined
 
 # Of fewer files, loading the loops takes longer than they save: with Numba, or after it.
 FEW, FEW_WITH_NUMBA = 1000, 100
-_LOOPS = "pipeline.codecs.file_loops"
+_LOOPS = "pipeline.codecs.loops.whole_files"
 
 Numbers = NDArray[np.int64]
 

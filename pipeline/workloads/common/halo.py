@@ -105,7 +105,7 @@ def _runs(start: int, sources: NDArray[np.int64]) -> Iterator[tuple[int, int, in
 
 
 def _read_into(reader: ImageReader, region: Region, target: NDArray[Any]) -> None:
-    if target.flags.c_contiguous:
+    if target.flags.c_contiguous or reader.any_strides:
         reader.read(region, target)
         return
     samples = np.empty(target.shape, target.dtype)

@@ -9,7 +9,7 @@ import pytest
 
 from kernels.blocks import ZstdRoom
 from kernels.blocks.cuda import decode_zstd
-from pipeline.codecs.stream_loops import zstd_room
+from pipeline.codecs.loops.streams import zstd_room
 from tests.kernels.blocks.decoders import NO_FAULT, SIZES, Decoder, samples
 
 pytestmark = pytest.mark.gpu

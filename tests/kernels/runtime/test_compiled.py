@@ -64,15 +64,20 @@ def test_what_comes_from_another_file_and_changes_is_compiled_anew(tmp_path: Pat
     header = "from kernels.runtime.compiled import compiled\n"
     own = "from others_of_it import TWO, inner\n@compiled\ndef outer():\n    return TWO * inner()\n"
     (tmp_path / "functions_of_it.py").write_text(header + own)
+    header += "from numba import types\nfrom numba.extending import intrinsic\n"
     told = []
-    for one, two, expression in ((1, 2, "ONE"), (3, 2, "ONE"), (3, 5, "ONE"), (3, 5, "-ONE"), (3, 5, "-ONE")):
-        other = f"ONE, TWO = {one}, {two}\n@compiled\ndef inner():\n    return {expression}\n"
+    for one, two, sign in ((1, 2, ""), (3, 2, ""), (3, 5, ""), (3, 5, "-"), (4, 5, "-"), (4, 5, "-")):
+        other = f"ONE, TWO = {min(one, 3)}, {two}\n@intrinsic\ndef more(context):\n"
+        other += "    def generate(context, builder, signature, given):\n"
+        other += f"        return context.get_constant(types.int64, {one // 4})\n    return types.int64(), generate\n"
+        other += f"@compiled\ndef inner():\n    return {sign}(ONE + more())\n"
         (tmp_path / "others_of_it.py").write_text(header + other)
         outer = import_module("functions_of_it").outer  # with a new look at the disk, as in another process
         told.append((outer(), sum(outer.stats.cache_hits.values())))
         for name in ("functions_of_it", "others_of_it"):
             del sys.modules[name]
-    assert told == [(2, 0), (6, 0), (15, 0), (-15, 0), (-15, 1)], "what has not changed is not compiled anew"
+    expected = [(2, 0), (6, 0), (15, 0), (-15, 0), (-20, 0), (-20, 1)]
+    assert told == expected, "what has not changed is not compiled anew"
 
 
 def test_a_callee_is_compiled_once_for_all_integers_and_has_no_code_for_python(

@@ -7,7 +7,7 @@ import imagecodecs
 import numpy as np
 import pytest
 
-from pipeline.codecs.stream_loops import zstd_room
+from pipeline.codecs.loops.streams import zstd_room
 
 SINGLE = (0x20, b"\x07"), (0x60, bytes(2)), (0xA0, bytes(4)), (0xE0, bytes(8))  # flags, and the content's size
 WINDOWED = (0x00, b"\x58"), (0x40, b"\x58" + bytes(2))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tifffile
 
-from pipeline.codecs import file_loops
+from pipeline.codecs.loops import whole_files
 from pipeline.engine import checkpoints, listing, many
 from pipeline.engine.devices.device import CpuDevice
 from pipeline.engine.listing import Scan, Wanted
@@ -40,7 +40,7 @@ def wanted_in(folder, count, shape=(16, 17)):
     return found
 
 
-@pytest.mark.parametrize("loops", [None, file_loops], ids=["by the interpreter", "by compiled loops"])
+@pytest.mark.parametrize("loops", [None, whole_files], ids=["by the interpreter", "by compiled loops"])
 def test_kinds_are_those_that_headers_tell(tmp_path, monkeypatch, loops):
     monkeypatch.setattr(listing, "loops_for", lambda count: loops)
     random, wanted = np.random.default_rng(2), []

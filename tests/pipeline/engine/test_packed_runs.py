@@ -130,20 +130,43 @@ def test_encoded_chunks_are_files_that_every_reader_opens(tmp_path, image, compr
         np.testing.assert_array_equal(theirs, zarr.open_group(tmp_path / "a.zarr", mode="r")[str(level)][...])
 
 
-def test_a_gpu_has_half_the_lanes_if_its_chunks_would_be_small(tmp_path, image, monkeypatch):
+def test_a_gpu_has_fewer_lanes_if_its_chunks_would_be_small(tmp_path, image, monkeypatch):
     gpu = object.__new__(CudaDevice)
     gpu.readers, gpu.writers, gpu.ring_depth = 4, 8, 13
     fewer = gpu.with_fewer_lanes()
-    assert (fewer.readers, fewer.writers, fewer.ring_depth, gpu.ring_depth) == (2, 4, 7, 13)
+    fewest = fewer.with_fewer_lanes()
+    lanes = [(each.readers, each.writers, each.ring_depth) for each in (gpu, fewer, fewest)]
+    assert lanes == [(4, 8, 13), (4, 2, 7), (2, 1, 4)]
     store(tmp_path / "in.zarr", image)
     spec = JobSpec(
         workload="smooth", input=tmp_path / "in.zarr", output=tmp_path / "out.zarr",
         parameters=workloads()["smooth"].Parameters(size="3"),
     )  # fmt: skip
     many, few = Unpacking(8), Unpacking(2)
+    many.readers = 2
     monkeypatch.setattr(many, "with_fewer_lanes", lambda: few)
     assert plan_job(spec, many, RunOptions(memory_bytes=1 << 30)).device is many
     assert plan_job(spec, many, RunOptions(memory_bytes=1 << 24)).device is few
+
+
+def test_a_gpu_that_decodes_leaves_most_memory_to_the_ring(tmp_path, image):
+    store(tmp_path / "in.zarr", image)
+    parameters = workloads()["smooth"].Parameters(size="3")
+    spec = JobSpec(workload="smooth", input=tmp_path / "in.zarr", output=tmp_path / "b.npy", parameters=parameters)
+    memory_bytes = 1 << 24
+    cpu, gpu = (
+        plan_job(spec, device, RunOptions(memory_bytes=memory_bytes)) for device in (CpuDevice(2), Unpacking(2))
+    )
+    assert cpu.budget.budget_bytes == memory_bytes // 2 // 4
+    assert gpu.budget.budget_bytes == pytest.approx(memory_bytes * 7 / 8 / 4 * 2 / 3, abs=1)
+    assert gpu.held_bytes + gpu.ring_bytes <= memory_bytes
+
+
+@pytest.mark.parametrize(("side", "packs"), [(512, True), (1024, False)])
+def test_long_tiles_are_left_to_the_processor(tmp_path, side, packs):
+    tifffile.imwrite(tmp_path / "in.tif", np.zeros((1024, 1024), np.uint16), tile=(side, side), compression="zlib")
+    with open_image(tmp_path / "in.tif") as reader:
+        assert reader.packs is packs
 
 
 def test_the_plan_states_what_codecs_take_of_a_gpu(tmp_path, image, monkeypatch):

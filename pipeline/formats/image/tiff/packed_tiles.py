@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.codecs.packed import NotPackedError, Packing
+from pipeline.codecs.packed import LONGEST_STREAM_BYTES, NotPackedError, Packing
 from pipeline.formats.image.tiff.page import COMPRESSIONS, Page
 from pipeline.storage.positional import PositionalFile
 
@@ -17,6 +17,7 @@ def can_be_packed(page: Page) -> bool:
     """Whether a device may decode the page's strips or tiles, as far as its tags tell."""
     return (
         COMPRESSIONS[page.compression] == "deflate"
+        and page.block_bytes <= LONGEST_STREAM_BYTES["zlib"]
         and page.fill_order == 1
         and not page.separate
         and page.stored_dtype.isnative
@@ -33,7 +34,7 @@ def pack_tiles(
 
     NotPackedError if the processor must decode them, or name what is wrong.
     """
-    from pipeline.codecs.file_loops import read_shared  # needs Numba
+    from pipeline.codecs.loops.chunk_files import read_shared  # needs Numba
 
     offsets, counts = (each[0, down, numbers.start : numbers.stop] for each in (page.offsets, page.byte_counts))
     nbytes, stored = page.height(down) * page.block_row_bytes, offsets != 0

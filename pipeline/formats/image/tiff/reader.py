@@ -79,6 +79,7 @@ class TiffReader(ImageReader):
         )
         self._planes = np.arange(len(self._stack.pages)).reshape(self.header.planes)
         self.block_shape = _block_shape(self._stack)
+        self.any_strides = self._planes.ndim < 2  # pages of several axes are one axis in `read`
         self._schedule: Schedule | None = None
 
     @property
@@ -88,7 +89,7 @@ class TiffReader(ImageReader):
         return (first.stored_dtype, int(first.offsets[0, 0, 0])) if is_one_run else None
 
     def read(self, region: Region, out: NDArray[Any]) -> None:
-        require_fit(self.header, region, out)
+        require_fit(self.header, region, out, any_strides=self.any_strides)
         if out.size == 0:
             return
         spans = dict(zip(self.header.axes, zip(region.start, region.stop, strict=True), strict=True))

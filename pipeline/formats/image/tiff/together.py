@@ -1,4 +1,4 @@
-"""The strips and tiles of a region, read or written together by the loops of `pipeline.codecs.tile_loops`.
+"""The strips and tiles of a region, read or written together by the loops of `pipeline.codecs.loops.tiles`.
 
 Imported only when they are read or written: the loops need Numba, which takes long to import.
 """
@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.codecs import tile_loops as loops
-from pipeline.codecs.file_loops import DONE, LEFT
+from pipeline.codecs.loops import tiles as loops
+from pipeline.codecs.loops.system import DONE, LEFT
 from pipeline.codecs.parallel import for_each, threads_for
 from pipeline.codecs.scratch import scratch
 from pipeline.formats.image.base import ImageHeader

@@ -57,6 +57,8 @@ _Piece = tuple[Part, ...]  # of a region in a chunk, along each axis
 class ZarrReader(ImageReader):
     """Decodes the chunks that a region touches; missing ones are read as the fill value."""
 
+    any_strides = True
+
     def __init__(self, path: Path, level: int = 0) -> None:
         """`level`: of the pyramid. InputError if the metadata is damaged, offers no single image, or needs a codec that
         is not installed."""
@@ -103,7 +105,7 @@ class ZarrReader(ImageReader):
         return ZarrReader(self.path, level)
 
     def read(self, region: Region, out: NDArray[Any]) -> None:
-        require_fit(self.header, region, out)
+        require_fit(self.header, region, out, any_strides=True)
         if out.size == 0:
             return
         at = self._schedule.place(region) if self._schedule else ()

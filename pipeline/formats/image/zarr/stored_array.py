@@ -59,8 +59,7 @@ class StoredArray:
 
 
 def kind_of(array: StoredArray) -> int | None:
-    """The kind of an array's chunks for `pipeline.codecs.file_loops`, which reads and writes files of one chunk each;
-    None if it does not have it."""
+    """The kind of an array's chunks for `pipeline.codecs.loops.chunk_files`; None for shards and other codecs."""
     codec = array.codec
     names = [stage.name for stage in codec.stages]
     if array.index is not None or not codec.is_plain or names not in ([], ["blosc"]):

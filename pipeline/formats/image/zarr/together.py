@@ -1,4 +1,4 @@
-"""The chunk files of a region, read or written together by the loops of `pipeline.codecs.file_loops`.
+"""The chunk files of a region, read or written together by the loops of `pipeline.codecs.loops.chunk_files`.
 
 Imported only when chunks are read or written: the loops need Numba, which takes long to import.
 """
@@ -17,8 +17,9 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.codecs import file_loops as loops
 from pipeline.codecs.chunk_codec import BLOSC, ENCODED, ChunkCodec
+from pipeline.codecs.loops import chunk_files as loops
+from pipeline.codecs.loops.system import DONE, LEFT, NO_LINKS
 from pipeline.codecs.packed import NotPackedError
 from pipeline.codecs.parallel import for_each, threads_for
 from pipeline.codecs.scratch import scratch
@@ -52,7 +53,7 @@ class _Table:
     def __init__(self, codec: ChunkCodec, count: int, axes: int) -> None:
         self.codec, self.names = codec, bytearray()
         self.rows = np.zeros((count, loops.EXTENTS + axes), np.int64)
-        self.ends = np.full(count, loops.LEFT, np.int8)
+        self.ends = np.full(count, LEFT, np.int8)
         self.strides, self.shape = np.zeros((2, axes), np.int64), np.zeros(axes, np.int64)
         self._next_row = np.zeros(1, np.int64)
 
@@ -89,7 +90,7 @@ class _Table:
             loop(self._next_row, self.rows, self.ends, names, *given, samples, encoded)
 
         for_each(share, range(threads_for(len(self.rows), codec.nbytes)))
-        return np.flatnonzero(self.ends != loops.DONE).tolist()
+        return np.flatnonzero(self.ends != DONE).tolist()
 
 
 def read_together(files: ChunkFiles, kind: int, parts: Sequence[ChunkPart], target: NDArray[Any]) -> list[int]:
@@ -167,7 +168,7 @@ def _opened(folder: Path) -> Iterator[tuple[int, int]]:
     """A descriptor to open files below a folder by, and how to resolve their names; raises OSError."""
     descriptor = open_beneath(folder, os.O_PATH | os.O_DIRECTORY)
     try:
-        yield descriptor, loops.NO_LINKS if is_confined(folder) else 0
+        yield descriptor, NO_LINKS if is_confined(folder) else 0
     finally:
         os.close(descriptor)
 

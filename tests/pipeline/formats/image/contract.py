@@ -245,14 +245,18 @@ class FormatContract:
         wrong = (
             (whole, np.empty(array[1:].shape, array.dtype)),
             (whole, np.empty(array.shape, other_dtype)),
-            (whole, np.empty((*array.shape, 2), array.dtype)[..., 0]),
             (beyond, np.empty(beyond.shape, array.dtype)),
         )
+        strided = np.empty((*array.shape, 2), array.dtype)[..., 0]
         writer = self.format.create(tmp_path / f"other{case.suffix}", case.header)
         with self.format.open(path) as reader:
-            for region, misfit in wrong:
+            if reader.any_strides:
+                reader.read(whole, strided)
+                np.testing.assert_array_equal(strided, array)
+            for region, misfit in (*wrong, (whole, strided))[: -1 if reader.any_strides else None]:
                 with pytest.raises(ValueError):  # noqa: PT011 - a mistake of the caller's, not a user's message
                     reader.read(region, misfit)
+            for region, misfit in (*wrong, (whole, strided)):
                 with pytest.raises(ValueError):  # noqa: PT011
                     writer.write(region, misfit)
         writer.discard()

@@ -31,7 +31,7 @@ def samples():
 @pytest.fixture(params=["by the interpreter", "by compiled loops"])
 def loops(request, monkeypatch):
     """Whether compiled loops take the files."""
-    found = None if request.param == "by the interpreter" else import_module("pipeline.codecs.file_loops")
+    found = None if request.param == "by the interpreter" else import_module("pipeline.codecs.loops.whole_files")
     monkeypatch.setattr(file_list, "loops_for", lambda count: found)
     file_list._parsed.cache_clear()
     yield found

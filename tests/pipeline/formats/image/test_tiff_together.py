@@ -11,7 +11,7 @@ import tifffile
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from pipeline.codecs import tile_loops
+from pipeline.codecs.loops import tiles
 from pipeline.errors import InputError
 from pipeline.formats.image import Region, open_image
 from pipeline.formats.image.tiff import blocks
@@ -138,6 +138,6 @@ def test_nothing_usual_is_left_and_a_library_without_the_codec_leaves_all(
     assert outcome(tmp_path / "a.tif") == array.tolist()
     assert decoded.total() == len(decoded) == 3 * 4 * 3
     decoded.clear()
-    monkeypatch.setattr(tile_loops, "decoder", lambda name: None)
+    monkeypatch.setattr(tiles, "decoder", lambda name: None)
     assert outcome(tmp_path / "a.tif") == array.tolist()
     assert not decoded

@@ -24,8 +24,7 @@ from pipeline.codecs.chunk_codec import ChunkCodec
 from pipeline.errors import InputError, OutputError
 from pipeline.formats.image.base import ImageHeader, Region, Storage
 from pipeline.formats.image.metadata import Calibration, Step
-from pipeline.formats.image.zarr import Zarr
-from pipeline.formats.image.zarr import writer as zarr_writer
+from pipeline.formats.image.zarr import Zarr, array_writer
 from pipeline.formats.image.zarr.together import write_together
 from pipeline.storage import partial
 from pipeline.storage.partial import Opening
@@ -541,7 +540,7 @@ def test_parts_of_a_file_are_encoded_once(
 def test_parts_that_are_held_are_never_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, held_bytes: int, when: str
 ) -> None:
-    monkeypatch.setattr(zarr_writer, "_HELD_BYTES", held_bytes)
+    monkeypatch.setattr(array_writer, "_HELD_BYTES", held_bytes)
     header = ImageHeader(shape=(128, 200), axes="YX", dtype=np.dtype("uint16"))
     array, path, form = samples(header), tmp_path / "a.zarr", Zarr(Storage(chunks=(32,)))
     writer = form.create(path, header)

@@ -15,8 +15,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from zarr.codecs import BloscCodec
 
-from pipeline.codecs import file_loops
 from pipeline.codecs.blosc import check_blosc
+from pipeline.codecs.loops import chunk_files
 from pipeline.errors import InputError
 from pipeline.formats.image import ImageHeader, Region, Storage, open_image
 from pipeline.formats.image.zarr import Zarr, reader, together
@@ -184,7 +184,7 @@ def test_a_system_without_these_calls_reads_and_writes_chunk_by_chunk(
 ) -> None:
     samples = image_of(tmp_path / "a.zarr", COMPRESSORS[1])
     for name in ("read_chunks", "write_chunks"):
-        monkeypatch.setattr(file_loops, name, lambda *given: None)
+        monkeypatch.setattr(chunk_files, name, lambda *given: None)
     assert (read(tmp_path / "a.zarr", Region.whole(SHAPE), samples.dtype) == samples).all()
     made = Zarr(Storage(chunks=CHUNK)).create(
         tmp_path / "b.zarr", ImageHeader(shape=SHAPE, axes="YX", dtype=samples.dtype)
@@ -212,7 +212,7 @@ def test_headers_are_judged_as_by_check_blosc(seed: int) -> None:
             is_sound = check_blosc(damaged) == 20_000
         except ValueError:
             is_sound = False
-        assert file_loops.is_sound(damaged, 20_000) == is_sound
+        assert chunk_files.is_sound(damaged, 20_000) == is_sound
         judged.add(is_sound)
     assert judged == {True, False}
 
@@ -249,7 +249,7 @@ def test_encoders_together_and_alone_make_the_same_shuffled_bytes(
     samples = np.random.default_rng(0).normal(20, 2, (700, 700)).astype(dtype)
     header, files = ImageHeader(shape=samples.shape, axes="YX", dtype=samples.dtype), []
     for kind in (kind_of, lambda array: None):
-        monkeypatch.setattr("pipeline.formats.image.zarr.writer.kind_of", kind)
+        monkeypatch.setattr("pipeline.formats.image.zarr.array_writer.kind_of", kind)
         path = tmp_path / f"{len(files)}.zarr"
         made = Zarr(Storage(chunks=(600,), compression=compression)).create(path, header)
         made.write(Region.whole(samples.shape), samples)

@@ -12,7 +12,7 @@ import numpy as np
 
 from kernels.runtime.compiled import compiled
 from pipeline.codecs.blosc import HEADER_BYTES
-from pipeline.codecs.file_loops import Memory, Table
+from pipeline.codecs.loops.system import Memory, Table
 
 
 @compiled

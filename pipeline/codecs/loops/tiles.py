@@ -22,7 +22,21 @@ from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from kernels.runtime.compiled import compiled
-from pipeline.codecs.file_loops import DONE, LEFT, Memory, Table, call, copy_items, memcpy, pread, pwrite, take
+from pipeline.codecs.loops.system import (
+    DONE,
+    LEFT,
+    Memory,
+    Table,
+    call,
+    copy_items,
+    memcpy,
+    memset,
+    pread,
+    pwrite,
+    stack,
+    store_int64,
+    take,
+)
 
 # Columns of a table with a row for each block. OFFSET: in the file, or the address of the encoded bytes; HEIGHT: rows
 # of pixels that are encoded; MEMORY: of the decoded block, 0 to use the thread's; HELD: whether it holds the block;
@@ -91,15 +105,9 @@ def _swapped(context: Any, number: Any) -> Any:
     """The number with its bytes in reverse order."""
 
     def generate(_: Any, builder: Any, __: Any, given: Any) -> Any:
-        return builder.bswap(given[0])
+        return given[0] if number.bitwidth == 8 else builder.bswap(given[0])
 
     return number(number), generate
-
-
-@compiled
-def _swap(samples: Any) -> None:
-    for number in range(len(samples)):
-        samples[number] = _swapped(samples[number])
 
 
 @compiled
@@ -117,6 +125,15 @@ def _add_up(samples: Any, width: Any, step: Any) -> None:
 
 
 @compiled
+def _restore_integers(samples: Any, form: Any) -> None:
+    if form[SWAPPED]:
+        for number in range(len(samples)):
+            samples[number] = _swapped(samples[number])
+    if form[PREDICTOR] == OF_INTEGERS:
+        _add_up(samples, form[WIDTH] * form[SAMPLES], form[SAMPLES])
+
+
+@compiled
 def _join(planes: Any, data: Any, width: Any, step: Any, itemsize: Any) -> None:
     """Undo the predictor of floats: of a row, the samples' highest bytes come first, then the next, as differences."""
     _add_up(planes, width * itemsize, step)
@@ -128,28 +145,22 @@ def _join(planes: Any, data: Any, width: Any, step: Any, itemsize: Any) -> None:
 
 
 @compiled
-def _restore(data: Any, planes: Any, form: Any) -> None:
+def _restore(address: Any, nbytes: Any, planes: Any, form: Any) -> None:
     """Decoded bytes into samples in native order. `planes`: the bytes before the predictor of floats."""
-    width, step, itemsize = form[WIDTH] * form[SAMPLES], form[SAMPLES], form[ITEMSIZE]
+    itemsize = form[ITEMSIZE]
+    at, count = _pointer(address), nbytes // itemsize
     if form[PREDICTOR] == OF_FLOATS:
-        _join(planes, data, width, step, itemsize)
+        _join(planes[:nbytes], carray(at, (nbytes,), np.uint8), form[WIDTH] * form[SAMPLES], form[SAMPLES], itemsize)
+    elif form[PREDICTOR] != OF_INTEGERS and not form[SWAPPED]:
         return
-    if form[SWAPPED] and itemsize == 2:
-        _swap(data.view(np.uint16))
-    elif form[SWAPPED] and itemsize == 4:
-        _swap(data.view(np.uint32))
-    elif form[SWAPPED] and itemsize == 8:
-        _swap(data.view(np.uint64))
-    if form[PREDICTOR] != OF_INTEGERS:
-        return
-    if itemsize == 1:
-        _add_up(data, width, step)
+    elif itemsize == 1:
+        _restore_integers(carray(at, (count,), np.uint8), form)
     elif itemsize == 2:
-        _add_up(data.view(np.uint16), width, step)
+        _restore_integers(carray(at, (count,), np.uint16), form)
     elif itemsize == 4:
-        _add_up(data.view(np.uint32), width, step)
+        _restore_integers(carray(at, (count,), np.uint32), form)
     else:
-        _add_up(data.view(np.uint64), width, step)
+        _restore_integers(carray(at, (count,), np.uint64), form)
 
 
 @compiled
@@ -190,8 +201,7 @@ def _read_tile(
             is_done = is_done and _decoded(codec, state, source, row[LENGTH], target, nbytes)
         if not is_done:
             return LEFT
-        data = carray(_pointer(memory + first), (last - first,), np.uint8)
-        _restore(data, planes[:nbytes], form)
+        _restore(memory + first, last - first, planes, form)
     copy_items(row[PART], strides[0], memory + row[INSIDE], strides[1], extents, form[ITEMSIZE])
     return DONE
 
@@ -250,6 +260,7 @@ def _split(data: Any, planes: Any, width: Any, step: Any, itemsize: Any) -> None
 def _predicted(samples: Any, planes: Any, form: Any) -> Any:
     """The bytes to encode."""
     width, step, itemsize = form[WIDTH] * form[SAMPLES], form[SAMPLES], form[ITEMSIZE]
+    at, to, count = _pointer(samples.ctypes.data), _pointer(planes.ctypes.data), len(samples) // itemsize
     if form[PREDICTOR] == OF_FLOATS:
         _split(samples, planes, width, step, itemsize)
     elif form[PREDICTOR] != OF_INTEGERS:
@@ -257,11 +268,11 @@ def _predicted(samples: Any, planes: Any, form: Any) -> Any:
     elif itemsize == 1:
         _predict(samples, planes, width, step)
     elif itemsize == 2:
-        _predict(samples.view(np.uint16), planes.view(np.uint16), width, step)
+        _predict(carray(at, (count,), np.uint16), carray(to, (count,), np.uint16), width, step)
     elif itemsize == 4:
-        _predict(samples.view(np.uint32), planes.view(np.uint32), width, step)
+        _predict(carray(at, (count,), np.uint32), carray(to, (count,), np.uint32), width, step)
     else:
-        _predict(samples.view(np.uint64), planes.view(np.uint64), width, step)
+        _predict(carray(at, (count,), np.uint64), carray(to, (count,), np.uint64), width, step)
     return planes
 
 
@@ -294,7 +305,7 @@ def write_tiles(
 
     The others are as `read_tiles` has them.
     """
-    state, length = np.int64(0), np.zeros(1, np.int64)
+    state, length_at = np.int64(0), stack(8)
     if codec[_NEW]:
         state = call(codec[_NEW], (codec[_LEVEL],))
     while state or not codec[_NEW]:
@@ -306,17 +317,18 @@ def write_tiles(
         for extent in row[EXTENTS:]:
             count *= extent
         if count != len(samples):
-            samples[:] = 0
+            memset(samples.ctypes.data, 0, len(samples))
         copy_items(samples.ctypes.data, strides[1], row[PART], strides[0], row[EXTENTS:], form[ITEMSIZE])
         source = _predicted(samples, planes, form)
         if codec[_SCHEME] != _RAW:
-            length[0] = _encoded(codec, state, source.ctypes.data, len(source), encoded.ctypes.data, len(encoded))
+            length = _encoded(codec, state, source.ctypes.data, len(source), encoded.ctypes.data, len(encoded))
             source = encoded
         else:
-            length[0] = len(source)
-        if not 0 < length[0] <= len(source):
+            length = len(source)
+        if not 0 < length <= len(source):
             continue
-        if _write(descriptor, mapped, row[OFFSET], source.ctypes.data, length[0]):
-            ends[number] = _write(descriptor, mapped, row[LENGTH], length.ctypes.data, 8)
+        store_int64(length_at, length)
+        if _write(descriptor, mapped, row[OFFSET], source.ctypes.data, length):
+            ends[number] = _write(descriptor, mapped, row[LENGTH], length_at, 8)
     if state:
         call(codec[_FREE], (state,))

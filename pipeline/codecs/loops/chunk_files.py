@@ -1,0 +1,304 @@
+"""Chunks that are files of their own, read and decoded or encoded and written by machine code.
+
+The loops handle the usual case. A chunk that gives an error, or whose file they do not understand, is left to the
+caller, whose slower way names the fault.
+
+Source: c-blosc 1.21, blosc.h and README_CHUNK_FORMAT.rst.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernels.runtime.compiled import compiled
+from pipeline.codecs.chunk_codec import BLOSC, ENCODED, RAW
+from pipeline.codecs.loops.system import (
+    CREATE,
+    DONE,
+    ENOENT,
+    FOLDER,
+    LEFT,
+    NO_LINKS,
+    READ,
+    Memory,
+    Table,
+    call,
+    close,
+    copy_items,
+    in_runs,
+    is_link,
+    load_int32,
+    memcpy,
+    memset,
+    open_at,
+    pread,
+    pwrite,
+    renameat,
+    size_of,
+    take,
+)
+from pipeline.codecs.parallel import for_each
+
+NONE, FAULT = -1, -2  # in place of a descriptor
+
+# Columns of a table with a row for each chunk. NAME, PARENT: offsets in `names`. MEMORY: of the decoded chunk, 0 to use
+# the thread's; HELD: whether it holds the chunk. PART: the address of the part of the region's array, or of LENGTH
+# encoded bytes; INSIDE: the byte of the chunk where the part begins; then the part's extents.
+NAME, PARENT, MEMORY, HELD, PART, LENGTH, INSIDE, EXTENTS = range(8)
+
+_SHARES, _SHARED_BYTES = 4, 4 << 20  # of a region's bytes that threads read together
+_HEADER_BYTES, _BLOSC_VERSION, _BLOSC_STORED = 16, 2, 2
+
+
+@functools.cache
+def blosc_functions() -> tuple[int, int]:
+    """The addresses of `blosc_decompress_ctx` and `blosc_compress_ctx` in imagecodecs' library; 0 if it has none."""
+    import imagecodecs._blosc
+
+    library = ctypes.CDLL(imagecodecs._blosc.__file__)  # which is loaded; its own libraries are searched too
+    try:
+        functions = library.blosc_decompress_ctx, library.blosc_compress_ctx
+    except AttributeError:
+        return 0, 0
+    return tuple(ctypes.cast(each, ctypes.c_void_p).value or 0 for each in functions)  # type: ignore[return-value]
+
+
+@compiled
+def is_sound(data: Any, nbytes: Any) -> Any:
+    """As `_is_sound`, of an array."""
+    return _is_sound(data.ctypes.data, len(data), nbytes)
+
+
+@compiled
+def _is_sound(chunk: Any, size: Any, nbytes: Any) -> Any:
+    """Whether the header of a Blosc chunk at an address declares its length and these decoded bytes, and its table of
+    blocks lies within the chunk: the decoder trusts them."""
+    if size < _HEADER_BYTES:
+        return False
+    first = load_int32(chunk)  # version, version of the codec, flags, bytes of an item
+    if first & 0xFF != _BLOSC_VERSION or (first >> 24) & 0xFF == 0:
+        return False
+    decoded, block = np.int64(np.uint32(load_int32(chunk + 4))), np.int64(np.uint32(load_int32(chunk + 8)))
+    if np.int64(np.uint32(load_int32(chunk + 12))) != size or decoded != nbytes:
+        return False
+    if (first >> 16) & _BLOSC_STORED:
+        return size == nbytes + _HEADER_BYTES
+    if nbytes == 0:
+        return True
+    if block == 0 or block > decoded:
+        return False
+    end = _HEADER_BYTES + 4 * -(-nbytes // block)
+    if end > size:
+        return False
+    for place in range(_HEADER_BYTES, end, 4):
+        start = load_int32(chunk + place)
+        if start < end or start > size - 4:
+            return False
+    return True
+
+
+@compiled
+def _fill(memory: Any, nbytes: Any, item: Any) -> None:
+    done = len(item)
+    memcpy(memory, item.ctypes.data, done)
+    while done < nbytes:
+        some = min(done, nbytes - done)
+        memcpy(memory + done, memory, some)
+        done += some
+
+
+@compiled
+def _read_chunk(
+    row: Any, names: Any, folder: Any, resolve: Any, kind: Any, decoder: Any, strides: Any, shape: Any, item: Any,
+    samples: Any, encoded: Any,
+) -> Any:  # fmt: skip
+    """Read and decode one chunk, and copy its part. `samples`, `encoded`: memory of the thread."""
+    itemsize, extents, nbytes, memory = len(item), row[EXTENTS:], len(samples), row[MEMORY]
+    if memory == 0:
+        memory = samples.ctypes.data
+    if row[HELD] == 0:
+        name = names.ctypes.data + row[NAME]
+        descriptor = open_at(folder, name, READ, 0, resolve)
+        if descriptor == -ENOENT:
+            if is_link(folder, name):
+                return LEFT  # a broken link is no missing chunk
+            _fill(memory, nbytes, item)
+        elif descriptor < 0:
+            return LEFT
+        else:
+            length, is_placed = size_of(descriptor), False
+            if kind == RAW:
+                is_done = length == nbytes
+                is_whole = row[MEMORY] == 0 and strides[0, -1] == itemsize
+                for axis in range(len(shape)):
+                    is_whole = is_whole and extents[axis] == shape[axis]
+                if is_done and is_whole:
+                    is_done = in_runs(descriptor, row[PART], strides[0], extents, itemsize, False)
+                    is_placed = True
+                elif is_done:
+                    first, last = 0, nbytes
+                    if row[MEMORY] == 0:  # what lies before and after the part is not needed
+                        first = row[INSIDE] // strides[1, 0] * strides[1, 0]
+                        last = first + extents[0] * strides[1, 0]
+                    is_done = pread(descriptor, memory + first, last - first, first) == last - first
+            else:
+                is_done = 0 <= length <= len(encoded)
+                is_done = is_done and pread(descriptor, encoded.ctypes.data, length, 0) == length
+                is_done = is_done and _is_sound(encoded.ctypes.data, length, nbytes)
+                is_done = is_done and np.int32(call(decoder, (encoded.ctypes.data, memory, nbytes, 1))) == nbytes
+            close(descriptor)
+            if is_placed or not is_done:
+                return DONE if is_done else LEFT
+    copy_items(row[PART], strides[0], memory + row[INSIDE], strides[1], extents, itemsize)
+    return DONE
+
+
+@compiled
+def read_chunks(
+    next_row: Table, table: Table, ends: NDArray[np.int8], names: Memory, folder: int, resolve: int, kind: int,
+    decoder: int, strides: Table, shape: Table, item: Memory, samples: Memory, encoded: Memory,
+) -> None:  # fmt: skip
+    """Read and decode chunks, and copy a part of each to the region's array, until the table has no further row.
+
+    next_row : (1,), of all threads
+    ends     : becomes DONE for each chunk that is done
+    resolve  : of openat2: NO_LINKS, or 0
+    kind     : RAW or BLOSC; `decoder`: see `blosc_functions`
+    strides  : (2, axes) in bytes: of the region's array and of a chunk; `shape`: of a chunk
+    item     : the bytes of the fill value
+    samples, encoded : memory of the thread, as many bytes as a decoded and an encoded chunk may have
+    """
+    while True:
+        number = take(next_row.ctypes.data)
+        if number >= len(table):
+            return
+        ends[number] = _read_chunk(
+            table[number], names, folder, resolve, kind, decoder, strides, shape, item, samples, encoded
+        )
+
+
+@compiled
+def open_files(files: Table, heads: Memory, names: Memory, name_at: Table, folder: int, resolve: int) -> None:
+    """Open files, and read how each begins.
+
+    files : (files, 2): becomes a descriptor, NONE if there is no such file or FAULT, and the file's bytes
+    heads : (files, bytes)
+    """
+    for number in range(len(files)):
+        name = names.ctypes.data + name_at[number]
+        descriptor = open_at(folder, name, READ, 0, resolve)
+        files[number, 0] = descriptor
+        if descriptor < 0:
+            files[number, 0] = NONE if descriptor == -ENOENT and not is_link(folder, name) else FAULT
+            continue
+        files[number, 1] = size_of(descriptor)
+        some = min(files[number, 1], heads.shape[1])
+        if some < 0 or pread(descriptor, heads[number].ctypes.data, some, 0) != some:
+            close(descriptor)
+            files[number, 0] = FAULT
+
+
+@compiled
+def read_spans(spans: Table) -> bool:
+    """Read parts of open files. `spans`: descriptor, offset, address and bytes of each. Returns whether all is read."""
+    done = 0
+    for descriptor, offset, address, nbytes in spans:
+        done += pread(descriptor, address, nbytes, offset) == nbytes
+    return done == len(spans)
+
+
+def read_shared(spans: Table) -> bool:
+    """As `read_spans`, in several threads if there is much to read: one thread reads 2.5 GB/s into pinned memory, while
+    others compute."""
+    shares = min(_SHARES, len(spans)) if spans[:, 3].sum() >= _SHARED_BYTES else 1
+    found = [False] * shares
+
+    def read(share: int) -> None:
+        found[share] = bool(read_spans(np.ascontiguousarray(spans[share::shares])))
+
+    for_each(read, range(shares))
+    return all(found)
+
+
+@compiled
+def close_files(files: Table) -> None:
+    """Close what `open_files` has opened."""
+    for number in range(len(files)):
+        if files[number, 0] >= 0:
+            close(files[number, 0])
+
+
+@compiled
+def _write_file(
+    row: Any, kind: Any, encoder: Any, options: Any, codec: Any, strides: Any, shape: Any, itemsize: Any, samples: Any,
+    encoded: Any, descriptor: Any,
+) -> Any:  # fmt: skip
+    """Encode a chunk and write it. Returns whether that is done."""
+    source, nbytes = row[PART], row[LENGTH]
+    if kind != ENCODED:
+        nbytes, extents = len(samples), row[EXTENTS:]
+        is_whole, is_packed, size = True, True, itemsize
+        for axis in range(len(shape) - 1, -1, -1):
+            is_whole = is_whole and extents[axis] == shape[axis]
+            is_packed = is_packed and strides[0, axis] == size
+            size *= shape[axis]
+        if kind == RAW and is_whole and strides[0, -1] == itemsize:
+            return in_runs(descriptor, source, strides[0], extents, itemsize, True)
+        if not (is_whole and is_packed):
+            if not is_whole:
+                memset(samples.ctypes.data, 0, len(samples))
+            copy_items(samples.ctypes.data + row[INSIDE], strides[1], source, strides[0], extents, itemsize)
+            source = samples.ctypes.data
+        if kind == BLOSC:
+            level, shuffle, block_bytes = options[0], options[1], options[2]
+            given = level, shuffle, itemsize, nbytes, source, encoded.ctypes.data, len(encoded), codec.ctypes.data
+            nbytes = np.int64(np.int32(call(encoder, (*given, block_bytes, 1))))
+            source = encoded.ctypes.data
+            if nbytes <= 0:
+                return False
+    return pwrite(descriptor, source, nbytes, 0) == nbytes
+
+
+@compiled
+def write_chunks(
+    next_row: Table, table: Table, ends: NDArray[np.int8], names: Memory, folder: int, begun: int, temporary: Memory,
+    kind: int, encoder: int, options: Table, codec: Memory, strides: Table, shape: Table, itemsize: int,
+    samples: Memory, encoded: Memory,
+) -> None:  # fmt: skip
+    """Write files of one chunk each, until the table has no further row: each is old or new, never partial.
+
+    folder    : below which the files' folders, PARENT, must exist; no link is followed
+    begun     : the folder of unfinished files; `temporary`: a name there, of this thread, until a file is whole
+    options   : level, shuffle and bytes of a block of Blosc, 0: its own choice; `codec`: its name, which ends with 0
+    The others are as `read_chunks` has them; of ENCODED chunks, PART and LENGTH are the bytes. What a chunk has beyond
+    its part is zero.
+    """
+    parent, known = np.int64(-1), np.int64(-1)
+    while True:
+        number = take(next_row.ctypes.data)
+        if number >= len(table):
+            break
+        row = table[number]
+        if row[PARENT] != known:
+            if parent >= 0:
+                close(parent)
+            known = row[PARENT]
+            parent = open_at(folder, names.ctypes.data + known, FOLDER, 0, NO_LINKS)
+        if parent < 0:
+            continue
+        descriptor = open_at(begun, temporary.ctypes.data, CREATE, 0o666, NO_LINKS)
+        if descriptor < 0:
+            continue
+        is_done = _write_file(
+            row, kind, encoder, options, codec, strides, shape, itemsize, samples, encoded, descriptor
+        )
+        is_done = close(descriptor) == 0 and is_done
+        if is_done and renameat(begun, temporary.ctypes.data, parent, names.ctypes.data + row[NAME]) == 0:
+            ends[number] = DONE
+    if parent >= 0:
+        close(parent)
