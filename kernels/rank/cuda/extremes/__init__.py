@@ -82,7 +82,7 @@ class BoxTask(ctypes.Structure):
         *((name, ctypes.c_int) for name in ("taps_y", "taps_x", "step", "pair", "inner", "slots")),
         *((name, ctypes.c_int) for name in ("group_rows", "group_pitch", "span")),
         *((name, ctypes.c_int) for name in ("is_first", "is_last", "omit_nan", "has_nodata")),
-        *((name, ctypes.c_int) for name in ("aligned_in", "aligned_out", "subtracts")),
+        *((name, ctypes.c_int) for name in ("aligned_in", "aligned_out", "aligned_image", "subtracts")),
     )
 
 
@@ -365,9 +365,10 @@ def _launch_groups(task: BoxTask, types: str, itemsize: int, stream: Any, argume
 def _launch_strip(task: BoxTask, types: str, itemsize: int, stream: Any, arguments: Any, opens: bool) -> bool:
     """Launches the kernel of strip.cuh if it can take the pass; returns whether it can."""
     each, steps = VECTOR // itemsize, 2 if opens else 1
-    source, target, *_ = arguments
+    source, target, image, *_ = arguments
     task.aligned_in = task.in_pitch % each == source.data.ptr % VECTOR == 0
     task.aligned_out = task.out_pitch % each == target.data.ptr % VECTOR == 0
+    task.aligned_image = task.image_plane % each == task.image_pitch % each == image.data.ptr % VECTOR == 0
     task.first_y, task.first_x = task.first_y * steps, task.first_x * steps
     compares_floats = not task.omit_nan and not task.has_nodata and task.is_first and task.is_last
     rows = 3 if task.inner == 3 and itemsize < 4 else 2  # as strip.cuh has them

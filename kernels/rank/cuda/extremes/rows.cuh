@@ -23,7 +23,7 @@ struct BoxTask {
     int group_rows, group_pitch;  // groups of a plane, and samples from line to line of them
     int span;                     // of threads that groups.cuh compares at once
     int is_first, is_last, omit_nan, has_nodata;
-    int aligned_in, aligned_out;
+    int aligned_in, aligned_out, aligned_image;
     int subtracts;  // 1: the results from an image, 2: an image from the results
 };
 
@@ -95,8 +95,8 @@ __device__ __noinline__ Vector<Sample> vector_of(const Sample* line, int x, int 
     return shifted(found, found, max(0, min(x - begin, SAMPLES - 1)));
 }
 
-// a - b, which saturates; nodata where either is missing.
-template <typename Sample>
+// a - b, which saturates; nodata where either is missing. IS_ORDERED: no sample of b exceeds that of a.
+template <bool IS_ORDERED = false, typename Sample>
 __device__ inline Vector<Sample> difference(const Vector<Sample>& a, const Vector<Sample>& b, int has_nodata, Sample nodata) {
     Vector<Sample> found;
 #pragma unroll
@@ -107,7 +107,8 @@ __device__ inline Vector<Sample> difference(const Vector<Sample>& a, const Vecto
         } else if constexpr (same<Sample, short>) {
             found.word[k] = __vsubss2(a.word[k], b.word[k]);
         } else {
-            found.word[k] = a.word[k] - extreme<Sample, true>(a.word[k], b.word[k]);  // no sample borrows
+            // No sample borrows from the next.
+            found.word[k] = a.word[k] - (IS_ORDERED ? b.word[k] : extreme<Sample, true>(a.word[k], b.word[k]));
         }
     }
     return found;

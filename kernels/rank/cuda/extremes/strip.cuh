@@ -261,18 +261,23 @@ __global__ void __launch_bounds__(32, STRIP_BLOCKS<Sample, KEEPS, OPENS>) extrem
             for (int k = 0; k < V::WORDS; ++k)
                 if (is_nan(__uint_as_float(found.word[k]))) found.word[k] = bits_of(not_a_number<float>());
         }
-        if (task.subtracts == 1) found = difference(theirs, found, task.has_nodata, nodata);
-        if (task.subtracts == 2) found = difference(found, theirs, task.has_nodata, nodata);
+        constexpr bool IS_ORDERED = OPENS && ROWS == 0;  // not beyond the ends of rows, which vectors may hold otherwise
+        if (task.subtracts) {
+            const V &more = LEAST ? found : theirs, &less = LEAST ? theirs : found;
+            found = difference<IS_ORDERED>(more, less, 0, nodata);
+        }
         if (aligned_out || (place >= 0 && place + SAMPLES <= task.out_columns)) store_vector(to - by, found);
         else store_part(to - column, place, found, task.out_columns);
     };
-    // The vector of the image that belongs to what is stored.
-    const auto image_at = [&](const Sample* to, int y) {
+    // The vector of the image that belongs to what is stored, whose row begins at `other`.
+    const long long image_step = on * task.image_pitch;
+    const Sample* other = image + (out_y - (1 + later) * on) * task.image_pitch;
+    const auto image_at = [&](const Sample* other, const Sample* to) {
+        if (ROWS == 0 && task.aligned_image) return loaded_vector(other + column);
         const int place = column - (aligned_out ? 0 : past_of(to));
-        const Sample* line = image + y * task.image_pitch;
         if (!aligned_out && place >= task.out_columns) return V();
-        if (!aligned_out && (place < 0 || place + SAMPLES > task.out_columns)) return some_of(line, place, task.out_columns);
-        return vector_at(line + place, place + 2 * SAMPLES <= task.out_columns);
+        if (!aligned_out && (place < 0 || place + SAMPLES > task.out_columns)) return some_of(other, place, task.out_columns);
+        return vector_at(other + place, place + 2 * SAMPLES <= task.out_columns);
     };
 #pragma unroll 1
     for (int r = -1 - later; r < rows; r += 2) {
@@ -282,8 +287,8 @@ __global__ void __launch_bounds__(32, STRIP_BLOCKS<Sample, KEEPS, OPENS>) extrem
         down.add(next[0], next[1], old[0], many);
         V theirs[2];
         if (task.subtracts && is_used) {
-            if (r >= 0) theirs[0] = image_at(target, out_y + r * on);
-            if (r >= -1 && r + 1 < rows) theirs[1] = image_at(target + out_step, out_y + (r + 1) * on);
+            if (r >= 0) theirs[0] = image_at(other, target);
+            if (r >= -1 && r + 1 < rows) theirs[1] = image_at(other + image_step, target + out_step);
         }
         if (r + 2 < rows) {
             const int n = r + later + 2 * pairs + 3;
@@ -329,6 +334,6 @@ __global__ void __launch_bounds__(32, STRIP_BLOCKS<Sample, KEEPS, OPENS>) extrem
         }
         if (r >= 0) store(target, found[0], theirs[0]);
         if (r >= -1 && r + 1 < rows) store(target + out_step, found[1], theirs[1]);
-        target += 2 * out_step;
+        target += 2 * out_step, other += 2 * image_step;
     }
 }
