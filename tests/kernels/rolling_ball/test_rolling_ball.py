@@ -1,4 +1,4 @@
-"""The rolling ball against its definition, sample by sample in float64, and its laws."""
+"""The rolling ball against its definition in float64, and its laws."""
 
 from __future__ import annotations
 
@@ -20,12 +20,11 @@ def ball(radius: float, axes: int) -> dict[tuple[int, ...], float]:
 
 
 def rolled(image: Any, radius: float, is_opened: bool) -> Any:
-    caps, apex = ball(radius, image.ndim), np.full(image.shape, np.inf)
-    for place in np.ndindex(*image.shape):
-        for by, cap in caps.items():
-            at = tuple(map(sum, zip(place, by, strict=True)))
-            if all(0 <= each < n for each, n in zip(at, image.shape, strict=True)) and image[at] + cap < apex[place]:
-                apex[place] = image[at] + cap
+    apex, reach = np.full(image.shape, np.inf), int(radius)
+    padded = np.pad(image, reach, constant_values=np.inf)
+    for by, cap in ball(radius, image.ndim).items():
+        around = padded[tuple(slice(reach + at, reach + at + n) for at, n in zip(by, image.shape, strict=True))]
+        np.minimum(apex, around + cap, out=apex)
     return -rolled(-apex, radius, False) if is_opened else apex
 
 

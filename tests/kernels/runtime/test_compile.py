@@ -94,7 +94,7 @@ def one_of_each_template(operation: str) -> tuple[str, ...]:
 )
 def test_every_template_compiles(operation: str, architecture: int) -> None:
     """All its instances, or every pair of its arguments: the next test compiles every instance for another device."""
-    chosen = covering(entries(operation), architectures(operation).index(architecture))
+    chosen = covering(entries(operation), 1 + architectures(operation).index(architecture))
     assert tuple(compile_for(operation, f"compute_{architecture}", chosen, CHECKED_ONLY).lowered) == chosen
 
 
@@ -107,7 +107,7 @@ def test_every_entry_of_every_variant_compiles_and_can_be_assembled(operation: s
     """
     lowered: dict[str, str] = {}
     read: dict[str, Function] = {}
-    coded = covering(entries(operation), 2)
+    coded = covering(entries(operation), 0)  # begins with small instances, which are assembled too
     for some in batched(coded):
         compiled = compile_for(operation, "compute_90", some, QUICK)
         lowered |= compiled.lowered
@@ -160,9 +160,8 @@ def test_every_pair_of_arguments_is_compiled_for_every_architecture() -> None:
 
 def test_every_argument_of_slow_templates_is_compiled() -> None:
     everything = [each for each in entries("rank") if template(each) in SLOW]
-    chosen = covering(everything, 2)
-    assert len(everything) == 12
-    assert len(chosen) == 4
+    chosen = covering(everything, 0)
+    assert len(chosen) == 4 < len(everything), "as many as there are sizes"
     assert set().union(*map(pairs, chosen)) == set().union(*map(pairs, everything))
 
 

@@ -71,8 +71,8 @@ def test_every_factor_fits_and_every_sum_is_exact() -> None:
     for story, down, across, weights in accepted():
         first, second = first_weights(weights[0]), second_weights(weights[1])
         one = WEIGHT_ONE << first.finer
-        assert_array_equal((256 * first.upper + first.lower) / one, weights[0], err_msg=story)
-        assert_array_equal((1024 * second.upper + second.lower) / WEIGHT_ONE, weights[1], err_msg=story)
+        assert ((256 * first.upper + first.lower) / one).tolist() == list(weights[0]), story
+        assert ((1024 * second.upper + second.lower) / WEIGHT_ONE).tolist() == list(weights[1]), story
         assert over_all(np.array(weights[0])) == over_all(np.array(weights[1])) == 1, story
         high = (first.upper + 128) >> 8
         low = first.upper - 256 * high
@@ -84,7 +84,7 @@ def test_every_factor_fits_and_every_sum_is_exact() -> None:
         middle, least = (over_all(np.abs(each)) * 255 for each in (high, low))
         assert (middle + least) * 256 + over_all(np.abs(first.lower)) * 255 + least + first.bias < 1 << 31, story
         for weights in (second.upper, second.lower):
-            assert_array_equal(weights.astype(np.float16), weights, err_msg=story)
+            assert (weights.astype(np.float16) == weights).all(), story
         # |a - 1024| <= 1024, |b - 512| <= 512.
         assert over_all(second.upper) * 1024 <= 1 << 24, story
         inner, outer = blocks_of_the_lower_sums(second.lower, max(down[1], across[1]))
@@ -97,12 +97,11 @@ def blocks_of_the_lower_sums(lower: np.ndarray, radius: int) -> tuple[int, int]:
     If there are three blocks, all are inner."""
     reach = next(reach for reach in RADII if reach >= radius)
     last = (16 + 2 * reach) // 16 - 1
-    sums = np.zeros((16, 2), np.int64)
-    for result in range(16):
-        for distance in range(1 - lower.size, lower.size):
-            block = (distance + result + reach) // 16
-            sums[result, int(last > 2 and block in (0, last))] += abs(int(lower[abs(distance)]))
-    return int(sums[:, 0].max()), int(sums[:, 1].max())
+    distance, result = np.arange(1 - lower.size, lower.size), np.arange(16)[:, None]
+    block = (distance + result + reach) // 16
+    is_outer = (last > 2) & ((block == 0) | (block == last))
+    sizes = np.abs(lower.astype(np.int64))[np.abs(distance)]
+    return int((~is_outer * sizes).sum(1).max()), int((is_outer * sizes).sum(1).max())
 
 
 def largest_error(down: tuple[float, int], across: tuple[float, int], weights: tuple[tuple[float, ...], ...]) -> float:
