@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-
 import numpy as np
 
 from pipeline.formats import image as images
 from pipeline.formats.image.base import ImageHeader, Region
-
-# The command as another process runs it, whether or not it is on the PATH.
-COMMAND = [sys.executable, "-c", "from pipeline.cli import main; main()"]
 
 
 def write_image(path, samples, axes="YXS", storage=None, **known):

@@ -19,8 +19,9 @@ import pytest
 from distributed import Client
 
 from kernels.smoothing import box, gaussian
+from tests.commands import COMMAND
 from tests.deploy.waiting import wait_until as wait_until_each
-from tests.images import COMMAND, names_in, read_image, write_image
+from tests.images import names_in, read_image, write_image
 from tests.pipeline.cluster.processes import running_scheduler
 
 SCRIPT = Path(__file__).parents[2] / "deploy" / "slurm" / "millrace.sbatch"

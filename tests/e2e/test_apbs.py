@@ -8,7 +8,8 @@ import subprocess
 import numpy as np
 import pytest
 
-from tests.images import COMMAND
+from tests import commands
+from tests.commands import COMMAND
 
 POINTS, SPACING, CENTRE = (97, 65, 65), (0.5, 0.4, 0.45), (1.0, 2.0, 3.0)
 ATOMS = 14
@@ -67,7 +68,7 @@ def test_the_potential_in_vacuum_is_that_of_apbs(tmp_path):
     grid = [f"--{name}={','.join(map(str, values))}" for name, values in
             (("origin", origin), ("shape", POINTS), ("spacing", SPACING))]  # fmt: skip
     job = ["run", "coulomb", "molecule.pqr", "ours.dx", "--scheme", "direct", "--quiet", "--device", "cpu"]
-    subprocess.run([*COMMAND, *job, *grid], cwd=tmp_path, check=True, timeout=120)
+    commands.run([*COMMAND, *job, *grid], cwd=tmp_path, check=True, timeout=120)
     (theirs_path,) = tmp_path.glob("apbs*.dx")
     theirs, ours = Grid(str(theirs_path)), Grid(str(tmp_path / "ours.dx"))
     np.testing.assert_allclose(ours.origin, theirs.origin, atol=1e-5)

@@ -27,6 +27,7 @@ from pipeline.service.http import api
 from pipeline.service.http.users.tokens import Tokens, token_line
 from pipeline.service.settings import ServiceSettings
 from pipeline.stopping import Stopped
+from tests import commands
 from tests.images import read_image
 from tests.pipeline.answers import run
 from tests.pipeline.service.live import WAIT_S, live_service
@@ -334,7 +335,7 @@ def test_a_job_that_is_over_is_so_however_little_time_there_was(service, gate, m
 
 def millrace_process(*arguments, **options):
     command = [sys.executable, "-c", "from pipeline.cli import main; main()", *arguments]
-    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, **options)
+    return commands.Popen(command, stderr=subprocess.PIPE, text=True, **options)
 
 
 def test_ctrl_c_leaves_the_job_running(foreground, service, gate, monkeypatch):

@@ -24,7 +24,9 @@ import tifffile
 from pipeline.cli.service import serve
 from pipeline.cli.workload_commands import submit_group
 from pipeline.workloads import workloads
-from tests.images import COMMAND, names_in, read_image, version, write_image
+from tests import commands
+from tests.commands import COMMAND
+from tests.images import names_in, read_image, version, write_image
 from tests.pipeline.workloads.coulomb.coulomb_jobs import molecule, write_pqr
 
 
@@ -471,7 +473,7 @@ def test_a_signal_leaves_nothing_half_written(foreground, folder, number, code):
     write_image(folder / "large.tif", np.zeros((6000, 4000, 3), np.uint16))
     (folder / "out.tif").write_text("an older result")
     arguments = ["run", "smooth", "large.tif", "out.tif", "--filter", "gaussian", "--sigma", "25", "--threads", "1"]
-    process = subprocess.Popen([*COMMAND, *arguments], cwd=folder, stderr=subprocess.PIPE, text=True)
+    process = commands.Popen([*COMMAND, *arguments], cwd=folder, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 60
     while not (folder / "out.tif.partial").exists():
         assert time.monotonic() < deadline
@@ -640,12 +642,12 @@ def test_a_damaged_kernel_cache_is_made_anew(folder, monkeypatch):
     monkeypatch.setenv("MILLRACE_CACHE_DIR", str(folder / "cache"))
     write_pqr(folder / "a.pqr", molecule())
     command = [*COMMAND, "run", "coulomb", "a.pqr", "out.npy", "--scheme", "direct", "--device", "cpu", "--quiet"]
-    subprocess.run(command, cwd=folder, check=True, timeout=120)
+    commands.run(command, cwd=folder, check=True, timeout=120)
     kept = [path for path in (folder / "cache").rglob("*.nb*") if path.is_file()]
     assert kept
     for path in kept:
         os.truncate(path, path.stat().st_size // 2 if path.suffix == ".nbc" else 0)
-    done = subprocess.run(command, cwd=folder, check=False, capture_output=True, text=True, timeout=120)
+    done = commands.run(command, cwd=folder, check=False, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stderr) == (0, "")
     assert all(path.stat().st_size for path in kept if path.exists())
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 
 import numpy as np
 import pytest
 import tifffile
 
 from pipeline.engine import many
-from tests.images import COMMAND, names_in, read_image, version, write_image
+from tests import commands
+from tests.commands import COMMAND
+from tests.images import names_in, read_image, version, write_image
 from tests.pipeline.workloads.coulomb.coulomb_jobs import molecule, write_pqr
 
 CPU = ("--device", "cpu")
@@ -262,7 +263,7 @@ def test_goes_on_after_kill_9(folder, millrace):
     (folder / "armed").touch()
     start = f"import sys; sys.path.insert(0, {str(folder)!r}); from pipeline.engine import many; many.GROUP_FILES = 3; "
     command = ["run", "map", "in", "out", "--function", "own:double", *CPU]
-    died = subprocess.run([*COMMAND[:2], start + COMMAND[2], *command], cwd=folder, check=False)
+    died = commands.run([*COMMAND[:2], start + COMMAND[2], *command], cwd=folder, check=False)
     assert died.returncode == -9
     published = [name for name in names_in(folder / "out") if name.endswith(".tif")]
     assert published == [f"i{n}.tif" for n in range(6)]

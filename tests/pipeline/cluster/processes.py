@@ -12,7 +12,8 @@ from contextlib import contextmanager
 
 import psutil
 
-from tests.images import COMMAND
+from tests import commands
+from tests.commands import COMMAND
 
 DEADLINE_S = 60
 
@@ -20,7 +21,7 @@ DEADLINE_S = 60
 @contextmanager
 def running(*arguments, cwd, command=COMMAND):
     """The command, started; killed with all its children if it is still there at the end."""
-    process = subprocess.Popen(
+    process = commands.Popen(
         [*command, *map(str, arguments)], cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     try:
@@ -46,7 +47,7 @@ def running_scheduler(folder, port=0, *options):
     command = [sys.executable, "-m", "distributed.cli.dask_scheduler", "--host", "127.0.0.1", "--port", str(port)]
     command += ["--no-dashboard", "--dashboard-address", "127.0.0.1:0", "--scheduler-file", str(address_file)]
     command += map(str, options)
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+    with commands.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         try:
             # Written bit by bit: it is whole with its last brace.
             wait_until(
@@ -67,12 +68,12 @@ def children(process):
 
 
 def worker_processes(process):
-    """The worker processes that the command's nannies have started."""
+    """The worker processes that the command's nannies have started: its fork server's children."""
     found = []
     for child in children(process):
         try:
             parent = child.parent()
-            if parent is not None and any("forkserver" in word for word in parent.cmdline()):
+            if parent is not None and parent.ppid() == process.pid:
                 found.append(child)
         except psutil.NoSuchProcess:
             continue

@@ -16,6 +16,7 @@ from pipeline.engine import checkpoints
 from pipeline.engine.run import finished_before
 from pipeline.storage import partial_objects
 from pipeline.storage.objects import ObjectPath
+from tests import commands
 from tests.images import read_image, write_image
 from tests.object_server import EXPIRED, use_environment
 from tests.pipeline.formats.image.test_zarr_objects import contents
@@ -69,7 +70,7 @@ def test_a_run_leaves_result_and_receipt(s3, source, samples, millrace, tmp_path
 def test_a_killed_run_is_resumed_with_the_same_bytes(s3, source, millrace, monkeypatch, tmp_path):
     output = s3 / "out.zarr"
     arguments = [sys.executable, "-c", SLOW, *map(str, (*SMOOTH, source, output, *OPTIONS))]
-    with subprocess.Popen(arguments, stderr=subprocess.PIPE) as process:
+    with commands.Popen(arguments, stderr=subprocess.PIPE) as process:
         until = time.monotonic() + 60
         while not any((s3 / "out.zarr.ledger").glob("chunks-*.json")):
             assert process.poll() is None, process.stderr.read()
@@ -125,7 +126,7 @@ def test_a_pyramid_has_the_levels_that_a_local_one_has(s3, source, tmp_path, mil
 def test_two_workers_share_an_output(s3, source, samples):
     """In a process of its own: workers have the environment of the process that first starts one."""
     command = [sys.executable, "-m", "pipeline", *SMOOTH, source, s3 / "out.zarr", *OPTIONS, "--workers", "2"]
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False, timeout=100)
+    done = commands.run(list(map(str, command)), capture_output=True, text=True, check=False, timeout=100)
     assert done.returncode == 0, done.stderr
     np.testing.assert_array_equal(read_image(s3 / "out.zarr"), box(samples, 5))
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import random
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests import commands
 from tests.pipeline.formats import fuzz
 
 SEED = 20
@@ -19,7 +19,7 @@ SEED = 20
 @pytest.mark.slow
 def test_damaged_files_end_in_one_line():
     """In a process without threads: each file is read in a fork."""
-    found = subprocess.run(
+    found = commands.run(
         [sys.executable, "-m", "tests.pipeline.formats.fuzz", "--cases", "2", "--seed", str(SEED)],
         capture_output=True, text=True, timeout=200, cwd=Path(__file__).parents[3], check=False,
     )  # fmt: skip
@@ -48,7 +48,7 @@ def test_what_counts_as_a_fault():
         "    found.append(fuzz.fault_of(lambda path: exec(read), Path('in.npy')))\n"
         "print(json.dumps(found))"
     )
-    found = subprocess.run(
+    found = commands.run(
         [sys.executable, "-c", script, json.dumps([*READS])], capture_output=True, text=True,
         cwd=Path(__file__).parents[3], check=True,
     )  # fmt: skip

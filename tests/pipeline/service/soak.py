@@ -27,11 +27,11 @@ import numpy as np
 from kernels.smoothing import box
 from pipeline.client import Client
 from pipeline.errors import MillraceError
+from tests.commands import COMMAND, Popen
 from tests.images import read_image, write_image
 
 START_S = 90.0
 END_S = 3600.0
-COMMAND = [sys.executable, "-c", "from pipeline.cli import main; main()"]
 
 
 @dataclass
@@ -51,7 +51,7 @@ class Tally:
 def server(folder: Path, port: int, *flags: str) -> Iterator[subprocess.Popen[str]]:
     """`millrace serve` in a process of its own, ready to take jobs. What it says of itself is in server.log."""
     with (folder / "server.log").open("a") as log:
-        process = subprocess.Popen(
+        process = Popen(
             [*COMMAND, "serve", "--data-roots", folder / "data", "--state-dir", folder / "state", "--port", str(port),
              "--device", "cpu", "--threads", "1", *flags],
             stdout=subprocess.PIPE, stderr=log, text=True,
@@ -74,10 +74,8 @@ def workers_of(process: subprocess.Popen[str]) -> list[int]:
     """The worker processes of a server: forked by its fork server, or started by itself."""
     parents, found = _parents(), []
     for child in [pid for pid, parent in parents.items() if parent == process.pid]:
-        command = _command(child)
-        if "forkserver" in command:
-            found += [pid for pid, parent in parents.items() if parent == child]
-        elif "spawn_main" in command:
+        found += [pid for pid, parent in parents.items() if parent == child]
+        if "spawn_main" in _command(child):
             found.append(child)
     return sorted(found)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import pickle
-import subprocess
 import sys
 from pathlib import Path
 
@@ -32,6 +31,7 @@ from pipeline.storage.confinement import (
 )
 from pipeline.storage.partial import Opening, PartialFile, PartialFolder, behind_link
 from pipeline.storage.positional import PositionalFile
+from tests import commands
 
 HEADER = ImageHeader(shape=(521, 8209), axes="YX", dtype=np.dtype(np.uint16))
 
@@ -175,7 +175,7 @@ def test_every_process_that_receives_a_confinement_applies_it(root, outside):
         "first_bytes(Path(sys.argv[1]))"
     )
     sent = pickle.dumps(Confinement((root,))).hex()
-    done = subprocess.run(
+    done = commands.run(
         [sys.executable, "-c", program, root / "there" / "x.npy", sent],
         check=False,
         capture_output=True,

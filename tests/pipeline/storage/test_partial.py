@@ -22,6 +22,7 @@ import pytest
 from pipeline.errors import MillraceError, OutputError, StorageError
 from pipeline.storage import output_lock, partial
 from pipeline.storage.partial import Opening, PartialFile, PartialFolder
+from tests import commands
 from tests.pipeline.formats.image.contract import one_line
 
 
@@ -160,7 +161,7 @@ def test_a_killed_run_leaves_the_old_output_and_its_place_to_the_next(tmp_path: 
         "PartialFile(Path(sys.argv[1]), 100_000).write_at(7, b'half')\n"
         "os.kill(os.getpid(), signal.SIGKILL)"
     )
-    killed = subprocess.run([sys.executable, "-c", script, str(tmp_path / "a")], check=False)
+    killed = commands.run([sys.executable, "-c", script, str(tmp_path / "a")], check=False)
     assert killed.returncode == -signal.SIGKILL
     assert (tmp_path / "a").read_bytes() == b"old"
     assert (tmp_path / "a.partial").exists()
@@ -176,7 +177,7 @@ def test_a_live_run_in_another_process_is_not_disturbed(tmp_path: Path) -> None:
         "input(); file.publish()"
     )
     command = [sys.executable, "-c", script, str(tmp_path / "a")]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+    with commands.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout is not None
         assert other.stdin is not None
         other.stdout.readline()

@@ -21,6 +21,7 @@ from pipeline.cluster.dask.worker_processes import workers_of
 from pipeline.cluster.gang import member
 from pipeline.cluster.gang.gang import GangLimits, run_gang
 from pipeline.errors import ClusterError
+from tests import commands
 from tests.pipeline.cluster.dask.thread_workers import ThreadWorkers
 from tests.pipeline.cluster.gang import gang_functions
 from tests.pipeline.cluster.processes import running, running_scheduler, wait_until
@@ -107,7 +108,7 @@ def clustered(tmp_path_factory):
 def another(code, *arguments):
     """Another process at the same scheduler, which has said its word."""
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen([sys.executable, "-c", IMPORTS + code, *arguments], **pipes) as process:
+    with commands.Popen([sys.executable, "-c", IMPORTS + code, *arguments], **pipes) as process:
         try:
             assert process.stdout.readline()
             yield process

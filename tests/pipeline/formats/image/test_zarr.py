@@ -28,6 +28,7 @@ from pipeline.formats.image.zarr import Zarr, array_writer
 from pipeline.formats.image.zarr.together import write_together
 from pipeline.storage import partial
 from pipeline.storage.partial import Opening
+from tests import commands
 from tests.pipeline.formats.image.contract import (
     DTYPES,
     QUICK,
@@ -493,7 +494,7 @@ def test_two_processes_write_to_the_same_chunk(tmp_path: Path) -> None:
     )
     writer = FORMAT.create(tmp_path / "a.zarr", header)
     command = [sys.executable, "-c", script, str(tmp_path / "array.npy"), str(tmp_path / "a.zarr")]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+    with commands.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout is not None
         assert other.stdin is not None
         other.stdout.readline()

@@ -17,6 +17,7 @@ from pipeline.errors import OutputError, ParameterError, StorageError
 from pipeline.service.settings import JOBS
 from pipeline.service.store import NewJob, Store, state_folder
 from pipeline.service.store.state_folder import CRASH, back_up, noting_crashes, restore, sole_server
+from tests import commands
 from tests.images import names_in
 
 
@@ -236,7 +237,7 @@ def test_a_server_that_crashed_is_told_from_one_that_was_killed(tmp_path):
     found = []
     for end in ("SIGKILL", "SIGSEGV", "SIGABRT", "", "SIGKILL", "SIGTERM", ""):
         command = [sys.executable, "-c", SERVER, tmp_path, end]
-        ended = subprocess.run(command, check=False, stdout=subprocess.PIPE, text=True)
+        ended = commands.run(command, check=False, stdout=subprocess.PIPE, text=True)
         assert ended.returncode == -getattr(signal, end, 0)
         found.append(ended.stdout.strip())
     assert found == [

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from pipeline.workloads.coulomb.parameters import CoulombParameters
+from tests import commands
 from tests.images import names_in, read_image
 from tests.pipeline.formats.charges.real_molecules import real_molecule
 from tests.pipeline.workloads.coulomb.coulomb_jobs import BOX, molecule, write_npz, write_pqr, write_trajectory
@@ -70,7 +71,7 @@ def test_a_chunk_of_half_an_hour_does_not_keep_a_signal_waiting(folder, frames):
         write_trajectory(folder, frames)
         job = ("a.pqr", "out.npy", "--trajectory", "a.dcd", "--spacing", "0.1", "--chunk-bytes", "100MiB")
     before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
-    with subprocess.Popen(
+    with commands.Popen(
         [sys.executable, "-m", "pipeline", "run", "coulomb", *job, "--device", "cpu", "--quiet"],
         stderr=subprocess.PIPE, text=True,
     ) as process:  # fmt: skip

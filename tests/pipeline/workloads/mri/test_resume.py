@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from pipeline.errors import DeviceError, ParameterError
 from pipeline.workloads.mri import MriJob
 from pipeline.workloads.paths import ledger_path
 from pipeline.workloads.protocol import KeepsIterates
+from tests import commands
 from tests.kernels.sense.phantom import normalised_error
 from tests.pipeline.cluster.dask.thread_workers import ThreadWorkers
 from tests.pipeline.workloads.mri.mri_jobs import Streamed, job, scan, shared_images, volume, write_npz
@@ -148,7 +148,7 @@ ledger.np.lib.format.write_array = kill
 run_job(*job(Path(sys.argv[1]), Path(sys.argv[2]), **CASES["fista"]))
 """
     output = tmp_path / "out.npy"
-    ended = subprocess.run([sys.executable, "-c", script, source, output], cwd=ROOT, check=False, timeout=100)
+    ended = commands.run([sys.executable, "-c", script, source, output], cwd=ROOT, check=False, timeout=100)
     assert ended.returncode == -signal.SIGKILL
     run_job(*job(source, output, resume=True, **CASES["fista"]))
     run_job(*job(source, tmp_path / "whole.npy", **CASES["fista"]))

@@ -1,0 +1,83 @@
+"""What starts warm is as if it had been started by itself, and is the test's own child."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tests.commands import COMMAND, Popen, run
+
+TOLD = """
+import json, os, signal, sys
+told = {
+    "argv": sys.argv, "folder": os.getcwd(), "a": os.environ.get("A"), "parent": os.getppid(), "read": sys.stdin.read(),
+    "warm": "zarr" in sys.modules, "main": __name__, "ignored": signal.getsignal(signal.SIGINT) == signal.SIG_IGN,
+    "descriptors": len(os.listdir("/proc/self/fd")),
+}
+print(json.dumps(told))
+print("besides", file=sys.stderr)
+raise SystemExit(int(sys.argv[1]))
+"""
+
+
+def told(folder, **environment):
+    done = run(
+        [sys.executable, "-c", TOLD, "7", "ä"], cwd=folder, env=os.environ | environment, input="read", timeout=60,
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (7, "besides\n")
+    return json.loads(done.stdout)
+
+
+def test_a_warm_program_is_as_a_cold_one(tmp_path):
+    warm, cold = told(tmp_path, A="b"), told(tmp_path, A="b", PYTHON_OF_ITS_OWN="1")
+    assert (warm.pop("warm"), cold.pop("warm")) == (True, False)
+    assert warm == cold
+    assert warm["parent"] == os.getpid()
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        assert told(tmp_path)["ignored"]
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_it_can_be_killed(number):
+    program = "print('ready', flush=True); input()"
+    with Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "ready\n"
+        assert process.poll() is None
+        process.send_signal(number)
+        assert process.wait(60) == -number
+
+
+def test_errors_and_modules_end_as_usual(tmp_path):
+    (tmp_path / "mine.py").write_text("import sys; print(sys.argv[1:], __name__); sys.exit('wrong')")
+    done = run([sys.executable, "-m", "mine", "x"], cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (1, "['x'] __main__\n", "wrong\n")
+    done = run(
+        [sys.executable, "-c", "import atexit; atexit.register(print, 'end'); 1 / 0"], capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout) == (1, "end\n")
+    assert done.stderr.endswith("ZeroDivisionError: division by zero\n")
+    with pytest.raises(FileNotFoundError):
+        run([*COMMAND, "--version"], cwd=tmp_path / "absent")
+    with pytest.raises(subprocess.CalledProcessError):
+        run([*COMMAND, "absent"], check=True, capture_output=True)
+
+
+def test_a_warm_programs_fork_server_is_warm_too():
+    program = """
+from pathlib import Path
+from pipeline.cluster.dask import worker_start
+worker_start.start_fork_server()
+children = Path("/proc/self/task", str(__import__("os").getpid()), "children").read_text().split()
+print(*(Path("/proc", child, "cmdline").read_text().count("tests.commands") for child in children))
+"""
+    done = run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert (sorted(done.stdout.split()), done.stderr) == (["0", "1"], "")  # the other is the resource tracker
