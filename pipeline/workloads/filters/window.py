@@ -30,7 +30,10 @@ Axes = Annotated[
 NanPolicy = Annotated[
     Literal["propagate", "omit", "raise"], Field(description="float images: let NaN spread, leave it out, or refuse it")
 ]
-NoData = Annotated[float | None, Field(description="a value that marks missing pixels, which are left out")]
+NoData = Annotated[
+    float | None,
+    Field(description="a value that marks missing pixels, which are left out [default: that of a GeoTIFF]"),
+]
 
 
 def window(size: tuple[int, ...] | None, footprint: str, radius: int | None, axes: int) -> dict[str, Any]:

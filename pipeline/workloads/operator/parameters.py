@@ -27,7 +27,7 @@ class OperatorParameters(RegionParameters):
     """What every operator takes besides its own parameters."""
 
     mode: Literal["reflect", "mirror", "nearest", "wrap", "constant"] = Field(
-        "reflect", description="what lies beyond the edge"
+        "reflect", description="values beyond the edge"
     )
     cval: float = Field(0.0, description="the value beyond the edge with mode constant")
 

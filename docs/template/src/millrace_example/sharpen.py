@@ -15,7 +15,7 @@ def defined(block: Any, *, radius: int, amount: float) -> Any:
     return block + amount * (block - block.mean())
 
 
-@image_operator(axes="YX", halo=lambda asked: asked.radius, dtype="float32", reference=defined)
+@image_operator(axes="YX", halo=lambda parameters: parameters.radius, dtype="float32", reference=defined)
 def sharpen(
     block: Any,
     *,
