@@ -117,9 +117,7 @@ class Popen(subprocess.Popen):
         p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite, *others,
     ) -> None:  # fmt: skip
         streams = (p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)
-        plain = others == (True, None, None, None, -1, False, -1) and not (
-            executable or preexec_fn or pass_fds or shell
-        )
+        plain = others == _DEFAULTS and not (executable or preexec_fn or pass_fds or shell)
         words = [] if isinstance(args, str | bytes | os.PathLike) else [os.fspath(word) for word in args]
         environment = dict(os.environ if env is None else env)
         if plain and words[:1] == [sys.executable] and words[1] in ("-c", "-m") and _warm_parent().fits(environment):
