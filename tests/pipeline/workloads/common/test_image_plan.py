@@ -54,7 +54,7 @@ def test_each_block_is_decoded_once_however_many_chunks_touch_it(
     with open_image(path) as reader, ThreadPoolExecutor(threads) as pool:
         halo = [(planes, planes), (4, 3), (3, 5)]
         budget = Budget(budget_bytes=40_000, target_bytes=40_000)
-        plan = plan_image(reader, spec, budget, halo, storage=Storage(chunks=(BLOCK,)))
+        plan = plan_image(reader, spec, budget, halo, header=reader.header, storage=Storage(chunks=(BLOCK,)))
         assert len(plan.chunks) > 20
         if threads == 1:  # several may be any number of chunks apart
             # Two rows of blocks, or two planes, and those in work: the least recently used would go too soon.
