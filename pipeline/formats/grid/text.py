@@ -57,7 +57,7 @@ class TextLayout:
 
 
 class TextGrid(GridFormat):
-    """A text format; maps are read as float64, and what stands in front of their numbers may differ."""
+    """A text format. Maps are read as float64. Numbers end the file, so the head may have any length."""
 
     @abstractmethod
     def layout(self, header: GridHeader) -> TextLayout: ...
