@@ -45,7 +45,7 @@ _READ_EARLY = (
     "XDG_CACHE_HOME",
 )  # fmt: skip
 # Dask's nannies set the first in their own process. The second is honoured (see `_run`).
-_LATER = {"PYTHONHASHSEED": None, "PYTHONPATH": str(_ROOT)}
+_LATER = ("PYTHONHASHSEED", "PYTHONPATH")
 
 
 class _Program(NamedTuple):
@@ -102,11 +102,7 @@ def _warm_parent() -> _WarmParent:
 
 
 def _read_early(environment: Any) -> dict[str, str]:
-    return {
-        name: value
-        for name, value in environment.items()
-        if name.startswith(_READ_EARLY) and (name not in _LATER or _LATER[name] not in (None, value))
-    }
+    return {name: value for name, value in environment.items() if name.startswith(_READ_EARLY) and name not in _LATER}
 
 
 class Popen(subprocess.Popen):
@@ -232,11 +228,15 @@ def _become(program: _Program, streams: list[int]) -> None:
 
 def _run(program: _Program) -> NoReturn:
     """Runs it as the interpreter would, but does not take every module apart at the end, which would take 0.2 s."""
+    from pipeline.workloads import registry
+
     code: Any = 0
     try:
         sys.argv[:] = [program.kind, *program.arguments]
         if "PYTHONPATH" in program.environment:
-            sys.path.insert(1, program.environment["PYTHONPATH"])
+            sys.path[1:1] = program.environment["PYTHONPATH"].split(os.pathsep)
+            for known in (registry._offered, registry._installed):  # workloads of packages that are found there
+                known.cache_clear()
         main = sys.modules["__main__"] = types.ModuleType("__main__")
         if program.kind == "-m":
             sys.path[0] = program.folder

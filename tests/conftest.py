@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import fcntl
 import gc
+import itertools
 import os
 import re
 import sys
@@ -32,6 +33,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 _LOCKS = {
     what: Path(tempfile.gettempdir()) / f"millrace-tests-{os.getuid()}.{what}" for what in ("gpus", "queue", "room")
 }
+_folders = itertools.count()
 # In the environment; see scripts/sanitize.
 _FEWEST, _BARE_MEMORY = "MILLRACE_TEST_FEWEST_LAUNCHES", "MILLRACE_TEST_BARE_MEMORY"
 _ALL_MARKED = re.compile(r"^pytestmark = \[?pytest\.mark\.(multi_)?gpu\b", re.MULTILINE)
@@ -124,8 +126,8 @@ def _needs_a_gpu(item: pytest.Item) -> bool:
 @pytest.fixture
 def tmp_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Not named after the test, as pytest's own is: else a message that holds the path would contain the test's words,
-    and every look for one of them would succeed."""
-    return tmp_path_factory.mktemp("t")
+    and every look for one of them would succeed. Numbered here: pytest would list all earlier ones for each."""
+    return tmp_path_factory.mktemp(f"t{next(_folders)}", numbered=False)
 
 
 @pytest.fixture(scope="session")

@@ -11,6 +11,7 @@ import sys
 import pytest
 
 from tests.commands import COMMAND, Popen, run
+from tests.pipeline.workloads.packages import install
 
 TOLD = """
 import json, os, signal, sys
@@ -69,6 +70,23 @@ def test_errors_and_modules_end_as_usual(tmp_path):
         run([*COMMAND, "--version"], cwd=tmp_path / "absent")
     with pytest.raises(subprocess.CalledProcessError):
         run([*COMMAND, "absent"], check=True, capture_output=True)
+
+
+def test_packages_of_the_python_path_are_found_warm(tmp_path):
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.mkdir()
+    second.mkdir()
+    source = "from pipeline import image_operator\n@image_operator()\ndef same(block):\n    return block\n"
+    install(first, "found", source, same="found:same")
+    (second / "found.py").write_text("wrong")
+    program = (
+        "import sys; from pipeline.workloads import workloads as all; print('same' in all(), 'zarr' in sys.modules)"
+    )
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (first, second)))}
+    done = run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == "True True\n"
+    done = run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "False True\n"
 
 
 def test_a_warm_programs_fork_server_is_warm_too():

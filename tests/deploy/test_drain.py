@@ -42,6 +42,7 @@ def entries(folder):
     return list((folder / "out.npy.ledger").glob("chunks-*.json"))
 
 
+@pytest.mark.slow
 def test_a_worker_that_leaves_keeps_its_chunks_and_another_goes_on(tmp_path):
     samples = np.random.default_rng(3).integers(0, 65536, (1499, 1201, 3)).astype(np.uint16)
     write_image(tmp_path / "in.npy", samples)

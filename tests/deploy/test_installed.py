@@ -26,6 +26,7 @@ from tests.deploy.waiting import WAIT_S, wait_until
 from tests.images import read_image, write_image
 
 ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.slow
 OLDEST_SETUPTOOLS = 77  # as pyproject.toml has it; an older one is left out, and pip fetches its own
 
 

@@ -146,6 +146,7 @@ def node(tmp_path):
         yield made
 
 
+@pytest.mark.slow
 def test_a_job_that_runs_out_of_time_keeps_its_chunks_and_is_requeued(node):
     work = node.work
     samples = np.random.default_rng(3).integers(0, 65536, (1499, 1201, 3)).astype(np.uint16)
@@ -174,6 +175,7 @@ def test_a_job_that_runs_out_of_time_keeps_its_chunks_and_is_requeued(node):
     assert names_in(work) == ["in.npy", "out.npy", "out.npy.receipt.json"]
 
 
+@pytest.mark.slow
 def test_an_allocation_lends_a_worker_for_each_task_and_takes_them_back(node, tmp_path):
     samples = np.random.default_rng(4).integers(0, 65536, (901, 703)).astype(np.uint16)
     write_image(node.work / "in.npy", samples, "YX")

@@ -46,6 +46,7 @@ def test_a_page_runs_from_top_to_bottom(page, tmp_path, monkeypatch, millrace): 
     assert ran >= 4
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
 def test_the_administrators_page(tmp_path):
     first, second = (text for _, text in blocks(START / "administrators.md", "bash"))

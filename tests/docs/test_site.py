@@ -13,6 +13,7 @@ import pytest
 from tests.docs.pages import ROOT
 
 pytest.importorskip("mkdocs", reason="needs MkDocs: the extra docs")
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from tests.images import names_in
 from tests.pipeline.cluster.processes import kill_9, run, running, wait_until, worker_processes
 from tests.pipeline.workloads.coulomb.coulomb_jobs import molecule, write_npz, write_trajectory
@@ -17,6 +19,7 @@ def entries(folder, output):
     return list((folder / f"{output}.ledger").glob("chunks-*.json"))
 
 
+@pytest.mark.slow
 def test_two_processes_make_the_same_bits_and_the_same_preview(tmp_path):
     write_trajectory(tmp_path, 3)
     options = ("--trajectory", "a.dcd", "--cell", "none", "--spacing", "0.4", "--quiet")
@@ -32,6 +35,7 @@ def test_two_processes_make_the_same_bits_and_the_same_preview(tmp_path):
     assert receipt["audit"]["samples"] > 290
 
 
+@pytest.mark.slow
 def test_a_killed_command_is_resumed(tmp_path):
     write_npz(tmp_path / "a.npz", molecule(2500, extent=(40, 30, 50)))
     options = ("--scheme", "direct", "--spacing", "0.5", "--padding", "1", "--chunk-bytes", "400KB", "--threads", 1)
@@ -50,6 +54,7 @@ def test_a_killed_command_is_resumed(tmp_path):
     assert found == whole
 
 
+@pytest.mark.slow
 def test_frames_are_shared_also_when_a_worker_is_killed(tmp_path):
     write_trajectory(tmp_path, 200)  # seconds of computing, also where cores are fast
     options = ("--trajectory", "a.dcd", "--cell", "none", "--spacing", "0.25", "--combine", "std", "--threads", 1)

@@ -29,6 +29,7 @@ ROOT = Path(__file__).parents[2]
 THEIRS = [each for each in [os.environ.get("PYTHONPATH")] if each]
 TEMPLATE = ROOT / "docs" / "template"
 WAIT_S = 120.0
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import numpy as np
+import pytest
 
 from tests.images import read_image, write_image
 
@@ -33,11 +34,13 @@ def run(code, *arguments, folder):
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
 
 
+@pytest.mark.slow
 def test_every_module_imports(tmp_path):
     done = run(IMPORT_ALL, folder=tmp_path)
     assert (done.stdout, done.returncode) == ("imported\n", 0), done.stderr
 
 
+@pytest.mark.slow
 def test_a_job_runs_and_devices_say_what_is_missing(tmp_path):
     write_image(tmp_path / "in.pgm", np.arange(35, dtype=np.uint8).reshape(5, 7), "YX")
     command = "from pipeline.cli import main; main()"

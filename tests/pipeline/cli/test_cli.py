@@ -637,6 +637,7 @@ def test_finite_floats_whose_sums_are_not_are_refused(folder, millrace, value, o
     assert "out.npy" not in names_in(folder)
 
 
+@pytest.mark.slow
 def test_a_damaged_kernel_cache_is_made_anew(folder, monkeypatch):
     monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)  # it would win over MILLRACE_CACHE_DIR
     monkeypatch.setenv("MILLRACE_CACHE_DIR", str(folder / "cache"))
@@ -676,6 +677,7 @@ def test_closed_streams(folder):
         assert subprocess.run(command, shell=True, cwd=folder, check=False).returncode == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_streams_that_cannot_be_written_and_a_reader_that_goes_away(folder, monkeypatch, unbuffered):
     monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)

@@ -9,6 +9,7 @@ python -m tests.pipeline.formats.fuzz [--seconds 60] [--seed 0] [FORMAT…]     
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import random
 import resource
@@ -314,6 +315,8 @@ def main() -> None:
     options = parser.parse_args()
     for name in LATE:
         import_module(name)
+    gc.collect()
+    gc.freeze()  # else a search for garbage in a child would copy what it shares with its parent
     folder = Path(tempfile.mkdtemp(prefix="millrace-fuzz-"))
     total, found = 0, 0
     for name in options.formats or KINDS:

@@ -132,6 +132,7 @@ def test_a_halo_wider_than_the_image(made):
     np.testing.assert_array_equal(found, scipy.ndimage.median_filter(samples, 41, mode="mirror"))
 
 
+@pytest.mark.slow
 def test_two_processes_a_kill_and_a_resume_make_the_same(tmp_path, monkeypatch, own_settings):
     source = "import time, scipy.ndimage\nfrom pipeline import image_operator\n@image_operator(halo=2)\n"
     source += "def slow(block, *, seconds: float = 0.0):\n    time.sleep(seconds)\n"

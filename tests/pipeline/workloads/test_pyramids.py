@@ -97,6 +97,7 @@ def test_a_pyramid_in_makes_a_pyramid_out(folder: Path) -> None:
         assert_is_a_pyramid(levels_in(folder / output), read_image(folder / output), levels)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("output", ["out.zarr", "out.ome.tif"])
 def test_two_processes_a_kill_and_a_resume_make_the_same(folder: Path, output: str, own_settings: Any) -> None:
     options = ("run", "rolling-ball", "in.npy", output, "--radius", "9", "--levels", "6")

@@ -148,6 +148,7 @@ def test_a_worker_of_a_dask_cluster_ends_itself_if_its_chunk_hangs(marked, monke
     check_result(marked)
 
 
+@pytest.mark.slow
 def test_a_chunk_that_hangs_on_three_workers_fails_the_job(marked, monkeypatch):
     monkeypatch.setattr(hung_workers, "CHUNK_LEAST_S", 3.0)
     said = r"^hanging:always: chunk 5 hung on 3 workers of the local cluster, one after another, each time for more "

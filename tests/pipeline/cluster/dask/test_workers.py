@@ -60,6 +60,7 @@ def test_several_processes_make_the_same_bits(folder, output):
     assert names_in(folder) == ["in.tif", output, f"{output}.receipt.json"]
 
 
+@pytest.mark.slow
 def test_the_job_survives_twenty_killed_workers(folder):
     """Each kill -9 takes at most the segments that this worker held; the rest is never computed again."""
     rng = random.Random(11)

@@ -65,6 +65,7 @@ def summed_by(workers):
     return run_gang(workers, gang_functions.summed, SHARDS, None, 0, 1)
 
 
+@pytest.mark.slow
 def test_two_hundred_losses_at_random_moments(expected):
     """One rank or several, again and again: the same bits, and never a hang."""
     rng = random.Random(5)

@@ -26,6 +26,8 @@ from tests.pipeline.cluster.dask.thread_workers import ThreadWorkers
 from tests.pipeline.cluster.gang import gang_functions
 from tests.pipeline.cluster.processes import running, running_scheduler, wait_until
 
+pytestmark = pytest.mark.slow
+
 LEASE_S = 2.0
 CONFIG = "distributed.scheduler.locks"
 LEASES = {"lease-timeout": f"{LEASE_S}s", "lease-validation-interval": "100ms"}

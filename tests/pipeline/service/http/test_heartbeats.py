@@ -58,6 +58,7 @@ def service_with(folder, states, executor=None):
     store.close()
 
 
+@pytest.mark.slow
 def test_a_stopped_worker_is_shown_and_replaced_and_the_job_has_the_same_bits(tmp_path, monkeypatch):
     monkeypatch.setattr(hung_workers, "IDLE_S", math.inf)  # until its age has been seen
     with (

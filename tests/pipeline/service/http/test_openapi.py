@@ -55,7 +55,10 @@ def app(world, tmp_path):
     return world.http(Tokens(tmp_path / "tokens")).app
 
 
-def test_every_answer_is_as_described(app):
+@pytest.mark.slow
+def test_every_answer_is_as_described(app, monkeypatch):
+    # Requests looks for proxies in the whole environment, twice for each request.
+    monkeypatch.setattr("requests.sessions.get_environ_proxies", lambda *_, **__: {})
     from schemathesis.config import SchemathesisConfig
     from schemathesis.engine import Status, events, from_schema
 

@@ -166,6 +166,7 @@ def test_a_renewed_certificate_is_used_and_a_wrong_one_is_not(authority, monkeyp
     assert record.getMessage().endswith("; the one read before stays in use")
 
 
+@pytest.mark.slow
 def test_the_service_and_its_cluster_under_tls(tmp_path, authority):
     """Every process as an administrator starts it; the audit log has its start and its end."""
     server_cert, server_key = authority.sign()
