@@ -36,6 +36,8 @@ _LOCKS = {
 _folders = itertools.count()
 # In the environment; see scripts/sanitize.
 _FEWEST, _BARE_MEMORY = "MILLRACE_TEST_FEWEST_LAUNCHES", "MILLRACE_TEST_BARE_MEMORY"
+_ONLY_IMPORTED = "MILLRACE_TEST_ONLY_IMPORTED"  # see scripts/test
+_GPU_MARKS = ("gpu", "multi_gpu")
 _ALL_MARKED = re.compile(r"^pytestmark = \[?pytest\.mark\.(multi_)?gpu\b", re.MULTILINE)
 
 
@@ -65,10 +67,22 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
     return None
 
 
+def pytest_pycollect_makeitem(name: str, obj: object) -> list[pytest.Item] | None:
+    """Without a GPU, no tests are made of functions that need one. For bytecode (scripts/test) only those of Hypothesis
+    are made: if there are any, it looks for constants in all modules, and keeps them on disk."""
+    if not name.lower().startswith("test"):
+        return None
+    if _ONLY_IMPORTED in os.environ:
+        return None if hasattr(obj, "hypothesis") else []
+    marks = getattr(obj, "pytestmark", [])
+    needs_a_gpu = isinstance(marks, list) and any(mark.name in _GPU_MARKS for mark in marks)
+    return [] if needs_a_gpu and _cuda_devices()[0] == 0 else None
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if _FEWEST in os.environ:
         items[:] = _fewest(items)
-    if _cuda_devices()[0] == 0:  # thousands: as skipped tests they would take a while and hide what else was skipped
+    if _cuda_devices()[0] == 0:  # as skipped tests they would hide what else was skipped
         config.hook.pytest_deselected(items=[item for item in items if _needs_a_gpu(item)])
         items[:] = [item for item in items if not _needs_a_gpu(item)]
     # pytest-xdist gives each process a run of tests at first. Slow ones come first in each, so that none runs on alone.
@@ -120,7 +134,7 @@ def _kind(parameter: Any) -> object:
 
 
 def _needs_a_gpu(item: pytest.Item) -> bool:
-    return any(item.get_closest_marker(name) for name in ("gpu", "multi_gpu"))
+    return any(item.get_closest_marker(name) for name in _GPU_MARKS)
 
 
 @pytest.fixture
@@ -168,17 +182,19 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
         return (yield)
 
 
-@pytest.fixture(autouse=True)
-def _gpu_memory(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Each test on a GPU frees the memory that CuPy would keep for later."""
-    if not _needs_a_gpu(request.node):
-        yield
-        return
-    if _BARE_MEMORY in os.environ:
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if _BARE_MEMORY in os.environ and _needs_a_gpu(item):
         import cupy
 
         cupy.cuda.set_allocator(lambda size: cupy.cuda.MemoryPointer(cupy.cuda.Memory(size), 0))
-    yield
-    if used := sys.modules.get("cupy"):
-        used.get_default_memory_pool().free_all_blocks()
-        used.get_default_pinned_memory_pool().free_all_blocks()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
+    """Each test on a GPU frees the memory that CuPy would keep for later. All other tests would pay for a fixture."""
+    try:
+        return (yield)
+    finally:
+        if (used := sys.modules.get("cupy")) and _needs_a_gpu(item):
+            used.get_default_memory_pool().free_all_blocks()
+            used.get_default_pinned_memory_pool().free_all_blocks()

@@ -14,20 +14,18 @@ import math
 import re
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 from urllib.request import urlopen
 
-import matplotlib as mpl
 import numpy as np
-from matplotlib import pyplot as plt
-from matplotlib.axes import Axes
-from matplotlib.colors import LogNorm
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator, MultipleLocator
 from PIL import Image
 
 from deploy.grafana.expressions import dashboards, panel_expressions
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 COLUMN_INCHES, ROW_INCHES, GAP_INCHES = 0.62, 0.38, 0.16
 POINTS = 240
@@ -155,6 +153,8 @@ def _draw_graph(axes: Axes, panel: dict[str, Any], series: list[tuple[str, np.nd
 
 def _scale(axes: Axes, defaults: dict[str, Any]) -> None:
     """The y axis, from zero unless it is logarithmic, with ticks that read well in its unit."""
+    from matplotlib.ticker import MaxNLocator, MultipleLocator
+
     if defaults["custom"].get("scaleDistribution", {}).get("type") == "log":
         axes.set_yscale("log")
     else:
@@ -173,6 +173,8 @@ def _draw_spread(axes: Axes, panel: dict[str, Any], series: list[tuple[str, np.n
     if not ordered:
         axes.text(0.5, 0.5, "No data", transform=axes.transAxes, ha="center", va="center", color="#999999")
         return
+    from matplotlib.colors import LogNorm
+
     cumulated = np.array([values for _, _, values in ordered])
     each = np.diff(cumulated, axis=0, prepend=0)
     each[~(each > 1e-9)] = np.nan
@@ -185,7 +187,9 @@ DRAWN = {"timeseries": _draw_graph, "stat": _draw_number, "heatmap": _draw_sprea
 
 def draw(dashboard: dict[str, Any], window: Window, output: str) -> None:
     """The whole dashboard as one PNG."""
-    mpl.rcParams.update({"font.size": 7.5, "axes.titlesize": 9, "axes.titleweight": "bold"})
+    from matplotlib import pyplot as plt
+
+    plt.rcParams.update({"font.size": 7.5, "axes.titlesize": 9, "axes.titleweight": "bold"})
     rows = max(each["gridPos"]["y"] + each["gridPos"]["h"] for each in dashboard["panels"])
     figure = plt.figure(figsize=(24 * COLUMN_INCHES, rows * ROW_INCHES), dpi=80, facecolor="#f4f5f5")
     for panel in dashboard["panels"]:
@@ -216,10 +220,12 @@ def _place(figure: Figure, panel: dict[str, Any]) -> tuple[float, float, float, 
 
 def _axes(figure: Figure, panel: dict[str, Any], *, legend_inches: float) -> Axes:
     """Axes within the panel's white box, under its title, with room for a legend below them."""
+    from matplotlib.patches import Rectangle
+
     width, height = figure.get_size_inches()
     left, bottom, wide, high = _place(figure, panel)
     across, up = GAP_INCHES / width, GAP_INCHES / height
-    figure.add_artist(plt.Rectangle(
+    figure.add_artist(Rectangle(
         (left + across / 4, bottom + up / 4), wide - across / 2, high - up / 2, facecolor="white", edgecolor="#dddddd",
         linewidth=0.6, zorder=-1, transform=figure.transFigure,
     ))  # fmt: skip

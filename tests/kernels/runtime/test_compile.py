@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from itertools import combinations
 from pathlib import Path
 
@@ -17,13 +18,13 @@ import pytest
 
 import kernels
 from kernels.runtime.binaries import _source_files, source_path
-from kernels.runtime.launch import SHARED_BYTES_WITHOUT_ASKING, KernelCompileError, compile_for, entries
-from tests.kernels.runtime.ptx import Function, functions, representatives
+from kernels.runtime.launch import SHARED_BYTES_WITHOUT_ASKING, KernelCompileError, _nvrtc, compile_for, entries
+from tests.kernels.runtime.ptx import functions, representatives
 
 # Most optimisations left out: a tenth of the time.
 QUICK = ("--Ofast-compile=max",)
-# Instantiates templates, resolves overloads and checks types and assertions, but generates no code.
-CHECKED_ONLY = ("-dlto",)
+# Instantiates templates and checks names, types, assertions and operands of assembly, but generates no code.
+CHECKED_ONLY = ("-fdevice-syntax-only",)
 # A template with more instances is compiled in full for one architecture, and in part for the others.
 MANY = 16
 # Each instance takes seconds: code is made for every argument once, with whichever other.
@@ -100,26 +101,33 @@ def test_every_template_compiles(operation: str, architecture: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("operation", kernels.names())
-def test_every_entry_of_every_variant_compiles_and_can_be_assembled(operation: str) -> None:
+def test_every_entry_of_every_variant_compiles_and_can_be_assembled(
+    operation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of templates with MANY or SLOW instances, makes code for some, see `covering`, and checks the other instances.
 
-    Assembles one instance of each hand-written instruction; the text shows the other errors of the assembler.
+    Assembles one instance of each template, and of each hand-written instruction that those lack; the text shows the
+    other errors of the assembler.
     """
-    lowered: dict[str, str] = {}
-    read: dict[str, Function] = {}
-    coded = covering(entries(operation), 0)  # begins with small instances, which are assembled too
-    for some in batched(coded):
+    texts: list[bytes] = []  # NVRTC keeps the text of what it assembles
+    nvrtc = _nvrtc()
+    binary = nvrtc.getCUBIN
+    monkeypatch.setattr(nvrtc, "getCUBIN", lambda program: texts.append(nvrtc.getPTX(program)) or binary(program))
+    first = one_of_each_template(operation)
+    assembled = [compile_for(operation, "sm_90", first, QUICK)]
+    lowered = dict(assembled[0].lowered)
+    read = functions(bytes(texts[0]).decode())
+    for some in batched([each for each in covering(entries(operation), 0) if each not in lowered]):
         compiled = compile_for(operation, "compute_90", some, QUICK)
         lowered |= compiled.lowered
         read |= functions(compiled.code.decode())
-    assert tuple(lowered) == coded
-    assert lowered
     for expression, name in lowered.items():
         assert read[name].shared_bytes <= SHARED_BYTES_WITHOUT_ASKING, expression
-    chosen = representatives(lowered, read)
-    assembled = compile_for(operation, "sm_90", chosen, QUICK)
-    for expression, name in assembled.lowered.items():
-        assert name.encode() in assembled.code, expression
+    if further := [each for each in representatives(lowered, read) if each not in first]:
+        assembled.append(compile_for(operation, "sm_90", further, QUICK))
+    for each in assembled:
+        for expression, name in each.lowered.items():
+            assert name.encode() in each.code, expression
     for some in batched([each for each in entries(operation) if each not in lowered]):
         lowered |= compile_for(operation, "compute_90", some, CHECKED_ONLY).lowered
     assert lowered.keys() == set(entries(operation))
@@ -176,6 +184,33 @@ def test_columns_of_narrow_values_stay_in_registers() -> None:
 def test_running_boxes_compile_as_races_are_looked_for(architecture: str) -> None:
     entries = ("box_running<unsigned char, 3, 15, 1, 16>", "box_column_sums<3, 15, 16>")
     assert compile_for("smoothing", architecture, entries, ("-DTURNS_BY_MBARRIERS", *QUICK)).lowered
+
+
+FAULTS = (
+    "x.missing();",
+    "undeclared(x);",
+    'static_assert(sizeof(T) == 4, "four bytes");',
+    "needs_four_bytes(x);",
+    'asm volatile("mov.b32 %0, %0;" : "+r"(x));',
+    "constexpr int size = nowhere<T>; i = size;",
+    "int none[int(sizeof(T)) - 9]; none[0] = i;",
+    "if constexpr (sizeof(T) == 8) x.missing();",
+    "ambiguous(x);",
+    "i = __reduce_add_sync(~0u, i);",  # from compute_80
+)
+
+
+def test_faults_of_an_instance_are_found_without_code(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    source = tmp_path / "faulty.cu"
+    monkeypatch.setattr("kernels.runtime.binaries.source_path", lambda operation: source)
+    for fault in ("", *FAULTS):
+        source.write_text(
+            "__device__ void ambiguous(int);\n__device__ void ambiguous(float);\n"
+            'template <class T> __device__ void needs_four_bytes(T) { static_assert(sizeof(T) == 4, "four bytes"); }\n'
+            f"template <class T> __global__ void faulty(T* out, int i) {{ T x = out[i]; {fault} out[i] = x + i; }}\n"
+        )
+        with pytest.raises(KernelCompileError) if fault else nullcontext():
+            compile_for("reduce", "compute_75", ("faulty<double>",), CHECKED_ONLY)
 
 
 # One instance of each kernel, and each way to fetch, that is launched with dependent_launch=True.

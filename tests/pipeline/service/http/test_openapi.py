@@ -10,8 +10,6 @@ from pipeline.service.http.users.tokens import Tokens, token_line
 from pipeline.service.jobs import Computed, Planned, Published
 from pipeline.service.store import Facts
 
-schemathesis = pytest.importorskip("schemathesis", reason="needs Schemathesis")
-
 TOKEN = "mr_of-the-tests"
 # What is valid by the schema may still be refused: a path outside the roots, an array that ends before it begins.
 ALSO_REFUSED = {"expected-statuses": ["2xx", "401", "403", "404", "409", "422"]}
@@ -37,6 +35,7 @@ CONFIG = {
 @pytest.fixture
 def app(world, tmp_path):
     """A service whose jobs end as soon as they are there: waiting for their events does not take for ever."""
+    pytest.importorskip("schemathesis", reason="needs Schemathesis")
     (tmp_path / "tokens").write_text(token_line("ada", TOKEN, "operator"))
 
     def finish(*_):
@@ -61,8 +60,9 @@ def test_every_answer_is_as_described(app, monkeypatch):
     monkeypatch.setattr("requests.sessions.get_environ_proxies", lambda *_, **__: {})
     from schemathesis.config import SchemathesisConfig
     from schemathesis.engine import Status, events, from_schema
+    from schemathesis.openapi import from_asgi
 
-    schema = schemathesis.openapi.from_asgi("/openapi.json", app, config=SchemathesisConfig.from_dict(CONFIG))
+    schema = from_asgi("/openapi.json", app, config=SchemathesisConfig.from_dict(CONFIG))
     faults, phases, statuses = [], {}, set()
     for event in from_schema(schema).execute():
         if isinstance(event, events.PhaseFinished):

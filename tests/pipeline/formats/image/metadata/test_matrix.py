@@ -1,6 +1,7 @@
 """Every field of every kind of input in every kind of output: files written and read by other people's libraries.
 
 A field is either in the result, as another library reads it, or it is named before the run; none is made up.
+Those libraries are imported where they are used: every process of a test run would import them.
 """
 
 from __future__ import annotations
@@ -13,16 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import ome_types
-import ome_types.model as ome
-import ome_zarr_models
 import pytest
-import rasterio
 import tifffile
 import zarr
-from ome_zarr_models.common.omero import Omero
 from PIL import Image, ImageCms, PngImagePlugin
-from rasterio.transform import from_origin
 
 from pipeline.formats import image as images
 from pipeline.formats.image.base import Region
@@ -88,6 +83,8 @@ def sized(axes: str) -> Fields:
 
 def by_ome(path: Path, axes: str) -> Fields:
     """A microscope's file, with an objective, wavelengths and the times of planes."""
+    import ome_types.model as ome
+
     counts = {letter: SIZES[letter] if letter in axes else 1 for letter in "TCZ"}
     colours = COLOURS[: counts["C"]]
     channels = [
@@ -206,6 +203,9 @@ def by_tifffile(path: Path, axes: str) -> Fields:
 
 
 def by_rasterio(path: Path, axes: str) -> Fields:
+    import rasterio
+    from rasterio.transform import from_origin
+
     samples, place = samples_of(axes), from_origin(500_000, 4_600_000, 10, 20)
     count = SIZES["S"] if "S" in axes else 1
     with rasterio.open(
@@ -275,6 +275,8 @@ def told_by_tiff(path: Path, source: str, axes: str) -> Told:
     fields |= {"XMP": tags[700]} if 700 in tags else {}
     fields |= {"orientation": tags[274]} if tags.get(274, 1) != 1 else {}
     if 34735 in tags:
+        import rasterio
+
         with rasterio.open(path) as raster:
             fields |= {"georeference": (raster.transform, str(raster.crs)), "nodata value": raster.nodata}
     assert is_ome == becomes_ome(path.name, source, axes)
@@ -288,6 +290,8 @@ def told_by_tiff(path: Path, source: str, axes: str) -> Told:
 
 
 def told_by_ome_types(path: Path, of_tags: Fields) -> Fields:
+    import ome_types
+
     known = ome_types.from_tiff(path, validate=False)
     (image,) = known.images
     pixels, fields = image.pixels, Fields()
@@ -346,6 +350,9 @@ def told_by_imagej_description(said: Fields, tags: dict[int, Any]) -> Fields:
 
 
 def told_by_zarr(path: Path, source: str, axes: str) -> Told:
+    import ome_zarr_models
+    from ome_zarr_models.common.omero import Omero
+
     group = zarr.open_group(str(path), mode="r")
     known = ome_zarr_models.open_ome_zarr(group).ome_attributes
     (image,) = known.multiscales
@@ -422,6 +429,8 @@ REFUSED = {  # by axes
 @pytest.mark.parametrize("output", OUTPUTS)
 @pytest.mark.parametrize(("source", "axes"), [(name, axes) for name, (_, each) in INPUTS.items() for axes in each])
 def test_every_field_is_in_the_result_or_named(tmp_path: Path, source: str, axes: str, output: str) -> None:
+    from rasterio.errors import NotGeoreferencedWarning
+
     told_by, lost = OUTPUTS[output]
     stated = INPUTS[source][0](tmp_path / source, axes)
     with images.open_image(tmp_path / source) as reader:
@@ -446,7 +455,7 @@ def test_every_field_is_in_the_result_or_named(tmp_path: Path, source: str, axes
     named = images.not_kept(header, target)
     assert set((named or "").split(", ")) == set(", ".join(lost).split(", "))
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", rasterio.errors.NotGeoreferencedWarning)
+        warnings.simplefilter("ignore", NotGeoreferencedWarning)
         found, fields = told_by(target, source, axes)
     np.testing.assert_array_equal(found, samples, strict=True)
     assert fields.keys() == stated.keys() - lost
@@ -477,6 +486,9 @@ def copied(source: Path, target: Path, crop: str | None = None) -> str | None:
 
 
 def test_a_part_has_the_ome_xml_of_its_channels_and_planes(tmp_path: Path) -> None:
+    import ome_types
+    import ome_types.model as ome
+
     by_ome(tmp_path / "a.ome.tif", "TCZYX")
     whole = ome_types.from_tiff(tmp_path / "a.ome.tif")
     foreign = "<XMLAnnotation ID='Annotation:0'><Value><note xmlns=''>of no namespace</note></Value></XMLAnnotation>"
@@ -539,6 +551,8 @@ def test_a_display_range_that_shows_nothing_is_left_out(said: str) -> None:
 
 
 def test_ome_xml_of_an_older_schema_is_rewritten_and_the_loss_named(tmp_path: Path) -> None:
+    import ome_types
+
     by_ome(tmp_path / "a.ome.tif", "CYX")
     older = tifffile.tiffcomment(tmp_path / "a.ome.tif").replace("OME/2016-06", "OME/2015-01")
     tifffile.tiffcomment(tmp_path / "a.ome.tif", older.encode())
