@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+from collections import Counter
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -27,6 +28,7 @@ class _Handler(BaseHTTPRequestHandler):
             return
         generation, data = found
         headers = {"ETag": f'"{generation}"', "Last-Modified": _DATE, "x-goog-generation": str(generation)}
+        self.server.parts_sent[asked.path] += "Range" in self.headers
         asked_range = self.headers.get("Range", "") if self.server.has_ranges else ""
         span = re.fullmatch(r"bytes=(\d+)-(\d*)", asked_range)
         if span is None:
@@ -93,7 +95,8 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 class WebServer(ThreadingHTTPServer):
-    """`objects`: their generation and bytes, by path. `is_google`: it lists, too. `has_ranges`: it sends parts."""
+    """`objects`: their generation and bytes, by path. `is_google`: it lists, too. `has_ranges`: it sends parts;
+    `parts_sent` counts them by path."""
 
     status_of_others = 404
 
@@ -104,6 +107,7 @@ class WebServer(ThreadingHTTPServer):
         self.has_ranges = True
         self.is_google, self.generation, self.lock = is_google, 0, threading.Lock()
         self.objects: dict[str, tuple[int, bytes]] = {}
+        self.parts_sent: Counter[str] = Counter()
         threading.Thread(target=self.serve_forever, args=(0.05,), daemon=True).start()
 
     def close(self) -> None:

@@ -73,7 +73,7 @@ def for_each(work: Callable[[T], object], items: Sequence[T], nbytes: int = 0, *
     The calling thread takes part, so calls may be nested and progress never depends on a free thread. Raises the first
     error; items that have not begun are then left out.
     """
-    threads = _WAITING_THREADS if waits else _threads()
+    threads = _WAITING_THREADS if waits else thread_count()
     wanted = min(threads, items_at_once(len(items), nbytes))
     if wanted < 2:
         for item in items:
@@ -95,10 +95,11 @@ def items_at_once(count: int, nbytes: int) -> int:
 
 def threads_for(count: int, nbytes: int) -> int:
     """How many threads share `count` items of so many bytes."""
-    return min(_threads(), items_at_once(count, nbytes))
+    return min(thread_count(), items_at_once(count, nbytes))
 
 
-def _threads() -> int:
+def thread_count() -> int:
+    """Of a pool: one for each core."""
     return min(len(os.sched_getaffinity(0)), _MOST_THREADS)
 
 

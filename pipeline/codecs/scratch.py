@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 _LARGEST_KEPT_BYTES = 8 << 20
 _of_thread = threading.local()
 
-Use = Literal["encoded", "samples", "predicted"]
+Use = Literal["samples", "encoded", "predicted"]
 
 
 def scratch(use: Use, nbytes: int) -> NDArray[np.uint8]:

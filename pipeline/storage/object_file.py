@@ -16,6 +16,7 @@ from pipeline.storage.positional import PositionalFile, reading
 # Headers and directories are read in many small pieces, and each request takes tens of milliseconds.
 _BLOCK_BYTES = 256 << 10
 _BLOCKS_KEPT = 64
+_REQUESTS = 16  # for blocks at a time; two threads never ask for the same block
 
 
 def opened_to_read(path: Path) -> PositionalFile:
@@ -34,6 +35,7 @@ class ObjectFile(PositionalFile):
         self._size = int(found["size"])
         self._blocks: OrderedDict[int, Any] = OrderedDict()
         self._blocks_lock = threading.Lock()
+        self._requests = [threading.Lock() for _ in range(_REQUESTS)]
 
     @property
     def name(self) -> Path:
@@ -58,9 +60,10 @@ class ObjectFile(PositionalFile):
                     f"{self.path}: truncated: the object ends at byte {self._size:,}, {counted(short, 'byte')} short; "
                     "copy or export it again"
                 )
-        if sum(len(into) for _, into in wanted) <= _BLOCK_BYTES and len(wanted) == 1:
-            ((offset, into),) = wanted
-            into[:] = self._small(offset, len(into))
+        first = min((offset for offset, _ in wanted), default=0)
+        if max((offset + len(into) for offset, into in wanted), default=0) - first <= _BLOCK_BYTES:
+            for offset, into in wanted:
+                into[:] = self._small(offset, len(into))
             return
         with reading(self.path):
             found = self.path.get_ranges([offset for offset, _ in wanted], [len(into) for _, into in wanted])
@@ -88,20 +91,21 @@ class ObjectFile(PositionalFile):
         return data[start : start + nbytes]
 
     def _block(self, number: int) -> bytes:
-        with self._blocks_lock:
-            found = self._blocks.get(number)
-            if found is not None:
-                self._blocks.move_to_end(number)
-                return bytes(found)
-        start = number * _BLOCK_BYTES
-        nbytes = min(_BLOCK_BYTES, self._size - start)
-        with reading(self.path):
-            data = bytes(self._whole(self.path.get_ranges([start], [nbytes])[0], nbytes))
-        with self._blocks_lock:
-            self._blocks[number] = data
-            while len(self._blocks) > _BLOCKS_KEPT:
-                self._blocks.popitem(last=False)
-        return data
+        with self._requests[number % _REQUESTS]:
+            with self._blocks_lock:
+                found = self._blocks.get(number)
+                if found is not None:
+                    self._blocks.move_to_end(number)
+                    return bytes(found)
+            start = number * _BLOCK_BYTES
+            nbytes = min(_BLOCK_BYTES, self._size - start)
+            with reading(self.path):
+                data = bytes(self._whole(self.path.get_ranges([start], [nbytes])[0], nbytes))
+            with self._blocks_lock:
+                self._blocks[number] = data
+                while len(self._blocks) > _BLOCKS_KEPT:
+                    self._blocks.popitem(last=False)
+            return data
 
     def _whole(self, data: Any, nbytes: int) -> memoryview:
         if len(data) != nbytes:

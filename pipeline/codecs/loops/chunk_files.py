@@ -13,7 +13,6 @@ import functools
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kernels.runtime.compiled import compiled
 from pipeline.codecs.chunk_codec import BLOSC, ENCODED, RAW
@@ -40,8 +39,11 @@ from pipeline.codecs.loops.system import (
     pwrite,
     renameat,
     size_of,
+    stack,
+    store_int64,
     take,
 )
+from pipeline.codecs.loops.threads import OF_ENCODED, OF_SAMPLES, entry_of, room, share
 from pipeline.codecs.parallel import for_each
 
 NONE, FAULT = -1, -2  # in place of a descriptor
@@ -52,6 +54,7 @@ NONE, FAULT = -1, -2  # in place of a descriptor
 NAME, PARENT, MEMORY, HELD, PART, LENGTH, INSIDE, EXTENTS = range(8)
 
 _SHARES, _SHARED_BYTES = 4, 4 << 20  # of a region's bytes that threads read together
+_NAME_BYTES = 256  # of an unfinished file
 _HEADER_BYTES, _BLOSC_VERSION, _BLOSC_STORED = 16, 2, 2
 
 
@@ -69,13 +72,7 @@ def blosc_functions() -> tuple[int, int]:
 
 
 @compiled
-def is_sound(data: Any, nbytes: Any) -> Any:
-    """As `_is_sound`, of an array."""
-    return _is_sound(data.ctypes.data, len(data), nbytes)
-
-
-@compiled
-def _is_sound(chunk: Any, size: Any, nbytes: Any) -> Any:
+def is_sound(chunk: int, size: int, nbytes: int) -> Any:
     """Whether the header of a Blosc chunk at an address declares its length and these decoded bytes, and its table of
     blocks lies within the chunk: the decoder trusts them."""
     if size < _HEADER_BYTES:
@@ -149,7 +146,7 @@ def _read_chunk(
             else:
                 is_done = 0 <= length <= len(encoded)
                 is_done = is_done and pread(descriptor, encoded.ctypes.data, length, 0) == length
-                is_done = is_done and _is_sound(encoded.ctypes.data, length, nbytes)
+                is_done = is_done and is_sound(encoded.ctypes.data, length, nbytes)
                 is_done = is_done and np.int32(call(decoder, (encoded.ctypes.data, memory, nbytes, 1))) == nbytes
             close(descriptor)
             if is_placed or not is_done:
@@ -159,20 +156,23 @@ def _read_chunk(
 
 
 @compiled
-def read_chunks(
-    next_row: Table, table: Table, ends: NDArray[np.int8], names: Memory, folder: int, resolve: int, kind: int,
-    decoder: int, strides: Table, shape: Table, item: Memory, samples: Memory, encoded: Memory,
+def _read_chunks(
+    memory: Any, next_row: Any, table: Any, ends: Any, names: Any, folder: Any, resolve: Any, kind: Any, decoder: Any,
+    strides: Any, shape: Any, item: Any, shared: Any,
 ) -> None:  # fmt: skip
     """Read and decode chunks, and copy a part of each to the region's array, until the table has no further row.
 
+    memory   : of the thread, see `room`: for a decoded and an encoded chunk
     next_row : (1,), of all threads
     ends     : becomes DONE for each chunk that is done
+    names    : bytes
     resolve  : of openat2: NO_LINKS, or 0
     kind     : RAW or BLOSC; `decoder`: see `blosc_functions`
     strides  : (2, axes) in bytes: of the region's array and of a chunk; `shape`: of a chunk
     item     : the bytes of the fill value
-    samples, encoded : memory of the thread, as many bytes as a decoded and an encoded chunk may have
+    shared   : see `in_threads`
     """
+    samples, encoded = room(memory, shared, OF_SAMPLES), room(memory, shared, OF_ENCODED)
     while True:
         number = take(next_row.ctypes.data)
         if number >= len(table):
@@ -180,6 +180,15 @@ def read_chunks(
         ends[number] = _read_chunk(
             table[number], names, folder, resolve, kind, decoder, strides, shape, item, samples, encoded
         )
+
+
+_reading = entry_of(_read_chunks)
+
+
+@compiled
+def read_chunks(given: tuple[Any, ...]) -> None:
+    """`_read_chunks` in several threads; `given`: from `next_row` on."""
+    share(_reading(given), given[-1], given[0], len(given[1]))
 
 
 @compiled
@@ -265,25 +274,39 @@ def _write_file(
 
 
 @compiled
-def write_chunks(
-    next_row: Table, table: Table, ends: NDArray[np.int8], names: Memory, folder: int, begun: int, temporary: Memory,
-    kind: int, encoder: int, options: Table, codec: Memory, strides: Table, shape: Table, itemsize: int,
-    samples: Memory, encoded: Memory,
+def _digits(number: Any) -> Any:
+    """Eight letters for a number, as the bytes of an integer."""
+    found = np.int64(0)
+    for place in range(8):
+        found |= (97 + (number >> (4 * place) & 15)) << (8 * place)
+    return found
+
+
+@compiled
+def _write_chunks(
+    memory: Any, next_row: Any, table: Any, ends: Any, names: Any, folder: Any, begun: Any, temporary: Any, kind: Any,
+    encoder: Any, options: Any, codec: Any, strides: Any, shape: Any, itemsize: Any, shared: Any,
 ) -> None:  # fmt: skip
     """Write files of one chunk each, until the table has no further row: each is old or new, never partial.
 
     folder    : below which the files' folders, PARENT, must exist; no link is followed
-    begun     : the folder of unfinished files; `temporary`: a name there, of this thread, until a file is whole
+    begun     : the folder of unfinished files; `temporary`: how names there begin, without a zero, of this call alone
     options   : level, shuffle and bytes of a block of Blosc, 0: its own choice; `codec`: its name, which ends with 0
-    The others are as `read_chunks` has them; of ENCODED chunks, PART and LENGTH are the bytes. What a chunk has beyond
+    The others are as `_read_chunks` has them; of ENCODED chunks, PART and LENGTH are the bytes. What a chunk has beyond
     its part is zero.
     """
-    parent, known = np.int64(-1), np.int64(-1)
+    samples, encoded = room(memory, shared, OF_SAMPLES), room(memory, shared, OF_ENCODED)
+    unfinished, first, parent, known = stack(_NAME_BYTES), True, np.int64(-1), np.int64(-1)
     while True:
         number = take(next_row.ctypes.data)
         if number >= len(table):
             break
         row = table[number]
+        if first:  # a name of this thread: that of its first chunk
+            first = False
+            memcpy(unfinished, temporary.ctypes.data, len(temporary))
+            store_int64(unfinished + len(temporary), _digits(number))
+            store_int64(unfinished + len(temporary) + 8, 0)
         if row[PARENT] != known:
             if parent >= 0:
                 close(parent)
@@ -291,14 +314,23 @@ def write_chunks(
             parent = open_at(folder, names.ctypes.data + known, FOLDER, 0, NO_LINKS)
         if parent < 0:
             continue
-        descriptor = open_at(begun, temporary.ctypes.data, CREATE, 0o666, NO_LINKS)
+        descriptor = open_at(begun, unfinished, CREATE, 0o666, NO_LINKS)
         if descriptor < 0:
             continue
         is_done = _write_file(
             row, kind, encoder, options, codec, strides, shape, itemsize, samples, encoded, descriptor
         )
         is_done = close(descriptor) == 0 and is_done
-        if is_done and renameat(begun, temporary.ctypes.data, parent, names.ctypes.data + row[NAME]) == 0:
+        if is_done and renameat(begun, unfinished, parent, names.ctypes.data + row[NAME]) == 0:
             ends[number] = DONE
     if parent >= 0:
         close(parent)
+
+
+_writing = entry_of(_write_chunks)
+
+
+@compiled
+def write_chunks(given: tuple[Any, ...]) -> None:
+    """`_write_chunks` in several threads; `given`: from `next_row` on."""
+    share(_writing(given), given[-1], given[0], len(given[1]))

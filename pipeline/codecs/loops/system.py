@@ -34,24 +34,32 @@ _REGULAR, _KIND = 0o100000, 0o170000
 _MOST_PIECES, _PIECES_BYTES = 1024, 16 << 10  # of memory in one call, IOV_MAX
 
 
-def _c(name: str, *arguments: Any, returns: Any = types.int64) -> Any:
+def c_function(name: str, *arguments: Any, returns: Any = types.int64) -> Any:
     return types.ExternalFunction(name, returns(*arguments))
 
 
 _int, _long = types.int32, types.int64  # of the C library; pointers are longs
-_syscall = _c("syscall", _long, _long, _long, _long, _long)
-_statx = _c("statx", _int, _long, _int, types.uint32, _long, returns=_int)
-pread = _c("pread", _int, _long, _long, _long)
-preadv = _c("preadv", _int, _long, _int, _long)
-pwrite = _c("pwrite", _int, _long, _long, _long)
-pwritev = _c("pwritev", _int, _long, _int, _long)
-close = _c("close", _int, returns=_int)
-readlinkat = _c("readlinkat", _int, _long, _long, _long)
-renameat = _c("renameat", _int, _long, _int, _long, returns=_int)
-memcpy = _c("memcpy", _long, _long, _long)
-memset = _c("memset", _long, _int, _long)
-memcmp = _c("memcmp", _long, _long, _long, returns=_int)
-_errno_location = _c("__errno_location")
+_syscall = c_function("syscall", _long, _long, _long, _long, _long)
+_statx = c_function("statx", _int, _long, _int, types.uint32, _long, returns=_int)
+pread = c_function("pread", _int, _long, _long, _long)
+preadv = c_function("preadv", _int, _long, _int, _long)
+pwrite = c_function("pwrite", _int, _long, _long, _long)
+pwritev = c_function("pwritev", _int, _long, _int, _long)
+close = c_function("close", _int, returns=_int)
+readlinkat = c_function("readlinkat", _int, _long, _long, _long)
+renameat = c_function("renameat", _int, _long, _int, _long, returns=_int)
+memcpy = c_function("memcpy", _long, _long, _long)
+memset = c_function("memset", _long, _int, _long)
+memcmp = c_function("memcmp", _long, _long, _long, returns=_int)
+_errno_location = c_function("__errno_location")
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def pointer(context: Any, address: Any) -> Any:
+    def generate(_: Any, builder: Any, __: Any, given: Any) -> Any:
+        return builder.inttoptr(given[0], ir.IntType(8).as_pointer())
+
+    return types.voidptr(types.int64), generate
 
 
 @intrinsic  # type: ignore[untyped-decorator]

@@ -19,24 +19,24 @@ from llvmlite import ir
 from numba import carray
 from numba.core import types
 from numba.extending import intrinsic
-from numpy.typing import NDArray
 
 from kernels.runtime.compiled import compiled
 from pipeline.codecs.loops.system import (
     DONE,
     LEFT,
-    Memory,
     Table,
     call,
     copy_items,
     memcpy,
     memset,
+    pointer,
     pread,
     pwrite,
     stack,
     store_int64,
     take,
 )
+from pipeline.codecs.loops.threads import OF_ENCODED, OF_PREDICTED, OF_SAMPLES, entry_of, room, share
 
 # Columns of a table with a row for each block. OFFSET: in the file, or the address of the encoded bytes; HEIGHT: rows
 # of pixels that are encoded; MEMORY: of the decoded block, 0 to use the thread's; HELD: whether it holds the block;
@@ -93,14 +93,6 @@ def _codec(scheme: int, module: str, prefix: str, functions: tuple[str, ...]) ->
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def _pointer(context: Any, address: Any) -> Any:
-    def generate(_: Any, builder: Any, __: Any, given: Any) -> Any:
-        return builder.inttoptr(given[0], ir.IntType(8).as_pointer())
-
-    return types.voidptr(types.int64), generate
-
-
-@intrinsic  # type: ignore[untyped-decorator]
 def _swapped(context: Any, number: Any) -> Any:
     """The number with its bytes in reverse order."""
 
@@ -110,15 +102,43 @@ def _swapped(context: Any, number: Any) -> Any:
     return number(number), generate
 
 
+@intrinsic  # type: ignore[untyped-decorator]
+def _add_up_lanes(context: Any, samples: Any, address: Any, total: Any) -> Any:
+    """Add up 16 bytes of samples from `total` on, as a vector: of 2, 4 … neighbours. Returns the last sum, of which the
+    bits of a sample count. It waits for the total alone, so that vectors are summed up at the same time."""
+    bits = samples.dtype.bitwidth
+    lanes, number, word, place = 128 // bits, ir.IntType(bits), ir.IntType(64), ir.IntType(32)
+    vector, places = ir.VectorType(number, lanes), ir.VectorType(place, lanes)
+
+    def generate(_: Any, builder: Any, __: Any, given: Any) -> Any:
+        zeros, at = ir.Constant(vector, None), builder.inttoptr(given[1], vector.as_pointer())
+        sums, step = builder.load(at, align=bits // 8), 1
+        while step < lanes:
+            shifted = [lanes + lane - step if lane >= step else 0 for lane in range(lanes)]
+            sums, step = builder.add(sums, builder.shuffle_vector(zeros, sums, places(shifted))), 2 * step
+        last = builder.extract_element(sums, place(lanes - 1))
+        first = given[2] if bits == 64 else builder.trunc(given[2], number)
+        first = builder.shuffle_vector(builder.insert_element(zeros, first, place(0)), zeros, places([0] * lanes))
+        builder.store(builder.add(sums, first), at, align=bits // 8)
+        return builder.add(given[2], last if bits == 64 else builder.zext(last, word))
+
+    return types.uint64(samples, types.int64, types.uint64), generate
+
+
 @compiled
 def _add_up(samples: Any, width: Any, step: Any) -> None:
     """Undo differences between samples a `step` apart in rows of `width`."""
+    itemsize, lanes = samples.itemsize, 16 // samples.itemsize
     for row in range(0, len(samples), width):
         if step == 1:
-            total = samples[row]
-            for number in range(row + 1, row + width):
+            total, number = np.uint64(0), row
+            while number + lanes <= row + width:
+                total = _add_up_lanes(samples, samples.ctypes.data + number * itemsize, total)
+                number += lanes
+            while number < row + width:
                 total = np.uint64(total + samples[number])
                 samples[number] = total
+                number += 1
         else:
             for number in range(row + step, row + width):
                 samples[number] += samples[number - step]
@@ -148,7 +168,7 @@ def _join(planes: Any, data: Any, width: Any, step: Any, itemsize: Any) -> None:
 def _restore(address: Any, nbytes: Any, planes: Any, form: Any) -> None:
     """Decoded bytes into samples in native order. `planes`: the bytes before the predictor of floats."""
     itemsize = form[ITEMSIZE]
-    at, count = _pointer(address), nbytes // itemsize
+    at, count = pointer(address), nbytes // itemsize
     if form[PREDICTOR] == OF_FLOATS:
         _join(planes[:nbytes], carray(at, (nbytes,), np.uint8), form[WIDTH] * form[SAMPLES], form[SAMPLES], itemsize)
     elif form[PREDICTOR] != OF_INTEGERS and not form[SWAPPED]:
@@ -207,22 +227,23 @@ def _read_tile(
 
 
 @compiled
-def read_tiles(
-    next_row: Table, table: Table, ends: NDArray[np.int8], descriptor: int, codec: Table, form: Table, strides: Table,
-    samples: Memory, planes: Memory, encoded: Memory,
-) -> None:  # fmt: skip
+def _read_tiles(
+    memory: Any, next_row: Any, table: Any, ends: Any, descriptor: Any, codec: Any, form: Any, strides: Any, shared: Any
+) -> None:
     """Read and decode blocks, and copy a part of each to the region's array, until the table has no further row.
 
+    memory     : of the thread, see `room`: for a decoded block, the longest encoded one, and a block before the
+                 predictor of floats is undone
     next_row   : (1,), of all threads
     ends       : becomes DONE for each block that is done
     descriptor : of the file; -1: the encoded bytes are in memory
     codec      : see `decoder`
     form       : of a block: pixels and samples of a row, bytes of a sample, predictor, whether the bytes are swapped
     strides    : (2, 3) in bytes, along rows, columns and samples: of the region's array and of a block
-    samples, planes, encoded : memory of the thread: a decoded block, one before the predictor of floats is undone, and
-                 the longest encoded block
+    shared     : see `in_threads`
     """
-    state = np.int64(0)
+    samples, planes = room(memory, shared, OF_SAMPLES), room(memory, shared, OF_PREDICTED)
+    encoded, state = room(memory, shared, OF_ENCODED), np.int64(0)
     if codec[_NEW]:
         state = call(codec[_NEW], (0,))
     while state or not codec[_NEW]:
@@ -232,6 +253,15 @@ def read_tiles(
         ends[number] = _read_tile(table[number], descriptor, codec, state, form, strides, samples, planes, encoded)
     if state:
         call(codec[_FREE], (state,))
+
+
+_reading = entry_of(_read_tiles)
+
+
+@compiled
+def read_tiles(given: tuple[Any, ...]) -> None:
+    """`_read_tiles` in several threads; `given`: from `next_row` on."""
+    share(_reading(given), given[-1], given[0], len(given[1]))
 
 
 @compiled
@@ -260,7 +290,7 @@ def _split(data: Any, planes: Any, width: Any, step: Any, itemsize: Any) -> None
 def _predicted(samples: Any, planes: Any, form: Any) -> Any:
     """The bytes to encode."""
     width, step, itemsize = form[WIDTH] * form[SAMPLES], form[SAMPLES], form[ITEMSIZE]
-    at, to, count = _pointer(samples.ctypes.data), _pointer(planes.ctypes.data), len(samples) // itemsize
+    at, to, count = pointer(samples.ctypes.data), pointer(planes.ctypes.data), len(samples) // itemsize
     if form[PREDICTOR] == OF_FLOATS:
         _split(samples, planes, width, step, itemsize)
     elif form[PREDICTOR] != OF_INTEGERS:
@@ -295,16 +325,18 @@ def _write(descriptor: Any, mapped: Any, offset: Any, source: Any, nbytes: Any) 
 
 
 @compiled
-def write_tiles(
-    next_row: Table, table: Table, ends: NDArray[np.int8], descriptor: int, mapped: Memory, codec: Table, form: Table,
-    strides: Table, samples: Memory, planes: Memory, encoded: Memory,
+def _write_tiles(
+    memory: Any, next_row: Any, table: Any, ends: Any, descriptor: Any, mapped: Any, codec: Any, form: Any,
+    strides: Any, shared: Any,
 ) -> None:  # fmt: skip
     """Encode blocks and write them, until the table has no further row; beyond their part of the region they are zero.
 
     mapped : the file's bytes from the start that are mapped in memory
 
-    The others are as `read_tiles` has them.
+    The others are as `_read_tiles` has them.
     """
+    samples, planes = room(memory, shared, OF_SAMPLES), room(memory, shared, OF_PREDICTED)
+    encoded = room(memory, shared, OF_ENCODED)
     state, length_at = np.int64(0), stack(8)
     if codec[_NEW]:
         state = call(codec[_NEW], (codec[_LEVEL],))
@@ -332,3 +364,12 @@ def write_tiles(
             ends[number] = _write(descriptor, mapped, row[LENGTH], length_at, 8)
     if state:
         call(codec[_FREE], (state,))
+
+
+_writing = entry_of(_write_tiles)
+
+
+@compiled
+def write_tiles(given: tuple[Any, ...]) -> None:
+    """`_write_tiles` in several threads; `given`: from `next_row` on."""
+    share(_writing(given), given[-1], given[0], len(given[1]))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -83,25 +82,32 @@ def _fill_beyond(
     first, last = region.start[axis], region.stop[axis]
     for start, stop in ((first, min(inside.start[axis], last)), (max(inside.stop[axis], first), last)):
         sources = border_indices(np.arange(start, stop), reader.header.shape[axis], mode)
-        for position, source, count in _runs(start, sources):
+        for position, source, count, step in _runs(start, sources):
             target = out[_along(axis, position - first, count, out.ndim)]
+            lowest = min(source, source + (count - 1) * step)
+            highest = max(source, source + (count - 1) * step)
             if source == OUTSIDE:
                 target[...] = cval
-            elif inside.start[axis] <= source and source + count <= inside.stop[axis] and all(inside.shape):
-                target[...] = out[_along(axis, source - first, count, out.ndim)]
+            elif inside.start[axis] <= lowest and highest < inside.stop[axis] and all(inside.shape):
+                target[...] = out[_along(axis, source - first, count, out.ndim, step)]
             else:
-                elsewhere = Region(_replaced(region.start, axis, source), _replaced(region.stop, axis, source + count))
+                elsewhere = Region(_replaced(region.start, axis, lowest), _replaced(region.stop, axis, highest + 1))
                 samples = np.empty(elsewhere.shape, out.dtype)
                 read_with_borders(reader, elsewhere, mode, cval, samples)
-                target[...] = samples
+                target[...] = samples[_along(axis, source - lowest, count, out.ndim, step)]
 
 
-def _runs(start: int, sources: NDArray[np.int64]) -> Iterator[tuple[int, int, int]]:
-    """Cut positions start, start + 1 … into (position, source, count) with sources that ascend one by one."""
-    breaks = np.flatnonzero(np.diff(sources) != 1) + 1
-    for begin, end in pairwise([0, *breaks.tolist(), len(sources)]):
-        if end > begin:
-            yield start + begin, int(sources[begin]), end - begin
+def _runs(start: int, sources: NDArray[np.int64]) -> Iterator[tuple[int, int, int, int]]:
+    """Cut positions start, start + 1 … into (position, source, count, step) with sources that ascend or descend one by
+    one, or stay the same: step 1, -1 or 0."""
+    begin, steps = 0, np.diff(sources).tolist()
+    while begin < len(sources):
+        step = steps[begin] if begin < len(steps) and abs(steps[begin]) < 2 else 1
+        end = begin + 1
+        while end < len(sources) and steps[end - 1] == step:
+            end += 1
+        yield start + begin, int(sources[begin]), end - begin, step
+        begin = end
 
 
 def _read_into(reader: ImageReader, region: Region, target: NDArray[Any]) -> None:
@@ -119,8 +125,11 @@ def _relative(inner: Region, outer: Region) -> tuple[slice, ...]:
     )
 
 
-def _along(axis: int, start: int, count: int, ndim: int) -> tuple[slice, ...]:
-    return tuple(slice(start, start + count) if each == axis else slice(None) for each in range(ndim))
+def _along(axis: int, start: int, count: int, ndim: int, step: int = 1) -> tuple[slice, ...]:
+    """Of `count` samples; step 0: of one, which is repeated."""
+    end = start + count * step if step else start + 1
+    span = slice(start, None if end < 0 else end, step or 1)
+    return tuple(span if each == axis else slice(None) for each in range(ndim))
 
 
 def _replaced(values: tuple[int, ...], axis: int, value: int) -> tuple[int, ...]:

@@ -60,6 +60,7 @@ def test_a_web_server(samples, millrace, monkeypatch, tmp_path):
         named = f"http://127.0.0.1:{server.server_port}/data%20set/a%20b.tif"
         assert millrace("run", "smooth", named, tmp_path / "b.tif", "--size", "5", "--device", "cpu")[0] == 0
         np.testing.assert_array_equal(read_image(tmp_path / "b.tif"), box(samples, 5))
+        assert server.parts_sent["/data%20set/a%20b.tif"] <= 6  # all audited windows come from blocks
         code, _, said = millrace("run", "smooth", root / "none.tif", tmp_path / "c.tif", "--device", "cpu")
         assert (code, said) == (2, f"millrace: {root}/none.tif: no such file; check the path\n")
         server.status_of_others = 403

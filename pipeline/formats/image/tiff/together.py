@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from pipeline.codecs.loops import tiles as loops
 from pipeline.codecs.loops.system import DONE, LEFT
-from pipeline.codecs.parallel import for_each, threads_for
-from pipeline.codecs.scratch import scratch
+from pipeline.codecs.loops.threads import in_threads
+from pipeline.codecs.parallel import threads_for
 from pipeline.formats.image.base import ImageHeader
 from pipeline.formats.image.tiff.page import COMPRESSIONS, Page, PagePart
 from pipeline.formats.image.tiff.tiling import Tiling
@@ -60,11 +60,11 @@ def read_tiles_of(
         if descriptor < 0:  # of an object, in one request
             longest, fetched = 0, _fetched(file, rows)
         form = _form(page.pixels, page.stored_dtype, page.predictor)
-
-        def loop(next_row: Numbers, ends: NDArray[np.int8], *memory: Any) -> None:
-            loops.read_tiles(next_row, rows, ends, descriptor, codec, form, strides, *memory)
-
-        stored = stored[_run(loop, rows, page.block_bytes, 0 if page.raw else longest, page.predictor)]
+        done = _run(
+            loops.read_tiles, rows, descriptor, codec, form, strides,
+            nbytes=page.block_bytes, encoded=0 if page.raw else longest, predictor=page.predictor, copies=page.raw,
+        )  # fmt: skip
+        stored = stored[done]
         del fetched
     return sorted(set(range(len(parts))).difference(stored.tolist()))
 
@@ -91,11 +91,10 @@ def write_tiles_of(
     rows[:, [loops.OFFSET, loops.LENGTH]] = offsets
     form, nbytes = _form(pixels, header.dtype, predictor), tiling.rows * pixels[0] * pixels[1] * header.dtype.itemsize
     with file.written_in_place() as (descriptor, mapped):
-
-        def loop(next_row: Numbers, ends: NDArray[np.int8], *memory: Any) -> None:
-            loops.write_tiles(next_row, rows, ends, descriptor, mapped, codec, form, strides, *memory)
-
-        done = _run(loop, rows, nbytes, tiling.slot_bytes(header), predictor)
+        done = _run(
+            loops.write_tiles, rows, descriptor, mapped, codec, form, strides,
+            nbytes=nbytes, encoded=tiling.slot_bytes(header), predictor=predictor, copies=tiling.codec[0] == "none",
+        )  # fmt: skip
     return np.flatnonzero(~done).tolist()
 
 
@@ -144,13 +143,10 @@ def _fetched(file: PositionalFile, rows: Numbers) -> NDArray[np.uint8]:
     return data
 
 
-def _run(loop: Any, rows: Numbers, block_bytes: int, encoded_bytes: int, predictor: int) -> NDArray[np.bool_]:
-    """Calls a loop in several threads, with the memory of each; returns which rows are done."""
-    ends, next_row = np.full(len(rows), LEFT, np.int8), np.zeros(1, np.int64)
-
-    def share(_: int) -> None:
-        planes = scratch("predicted", block_bytes if predictor != loops.NO_PREDICTOR else 0)
-        loop(next_row, ends, scratch("samples", block_bytes), planes, scratch("encoded", encoded_bytes))
-
-    for_each(share, range(threads_for(len(rows), block_bytes)))
+def _run(
+    loop: Any, rows: Numbers, *given: Any, nbytes: int, encoded: int, predictor: int, copies: bool
+) -> NDArray[np.bool_]:
+    """Calls a loop; returns which rows are done. `nbytes`, `encoded`: of a decoded and an encoded block."""
+    ends, room = np.full(len(rows), LEFT, np.int8), (nbytes, encoded, nbytes * (predictor != loops.NO_PREDICTOR))
+    in_threads(loop, rows, ends, *given, threads=threads_for(len(rows), nbytes), room=room, copies=copies)
     return np.equal(ends, DONE)

@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 from pipeline.codecs.chunk_codec import BLOSC, ENCODED, ChunkCodec
 from pipeline.codecs.loops import chunk_files as loops
 from pipeline.codecs.loops.system import DONE, LEFT, NO_LINKS
+from pipeline.codecs.loops.threads import in_threads
 from pipeline.codecs.packed import NotPackedError
-from pipeline.codecs.parallel import for_each, threads_for
+from pipeline.codecs.parallel import threads_for
 from pipeline.codecs.scratch import scratch
 from pipeline.formats.image.zarr.chunk_files import ChunkFiles
 from pipeline.formats.image.zarr.packed_chunks import HEAD_BYTES, StoredTogether
@@ -55,7 +56,6 @@ class _Table:
         self.rows = np.zeros((count, loops.EXTENTS + axes), np.int64)
         self.ends = np.full(count, LEFT, np.int8)
         self.strides, self.shape = np.zeros((2, axes), np.int64), np.zeros(axes, np.int64)
-        self._next_row = np.zeros(1, np.int64)
 
     @classmethod
     def of_parts(cls, codec: ChunkCodec, parts: Sequence[ChunkPart], target: NDArray[Any]) -> Self:
@@ -80,16 +80,13 @@ class _Table:
         self.names += os.fsencode(name) + b"\0"
         return at
 
-    def run(self, loop: Any, *given: Any, needs_encoded: bool) -> list[int]:
-        """Call a loop in several threads, with the memory of each; returns the rows that are left."""
-        codec, names = self.codec, np.frombuffer(self.names, np.uint8)
-
-        def share(_: int) -> None:
-            samples = scratch("samples", codec.nbytes)
-            encoded = scratch("encoded", codec.limits[-1] if needs_encoded else 0)
-            loop(self._next_row, self.rows, self.ends, names, *given, samples, encoded)
-
-        for_each(share, range(threads_for(len(self.rows), codec.nbytes)))
+    def run(self, loop: Any, *given: Any, is_coded: bool) -> list[int]:
+        """Call a loop; returns the rows that are left."""
+        room = self.codec.nbytes, self.codec.limits[-1] if is_coded else 0, 0
+        in_threads(
+            loop, self.rows, self.ends, np.frombuffer(self.names, np.uint8), *given,
+            threads=threads_for(len(self.rows), room[0]), room=room, copies=not is_coded,
+        )  # fmt: skip
         return np.flatnonzero(self.ends != DONE).tolist()
 
 
@@ -111,7 +108,7 @@ def read_together(files: ChunkFiles, kind: int, parts: Sequence[ChunkPart], targ
         with _opened(files.folder) as (folder, resolve):
             return table.run(
                 loops.read_chunks, folder, resolve, kind, loops.blosc_functions()[0], table.strides, table.shape,
-                np.full(1, array.fill_value, array.codec.dtype).view(np.uint8), needs_encoded=kind == BLOSC,
+                np.full(1, array.fill_value, array.codec.dtype).view(np.uint8), is_coded=kind == BLOSC,
             )  # fmt: skip
     except OSError:
         return list(range(len(parts)))
@@ -213,15 +210,11 @@ def _written(
     codec = _bytes(options["cname"])
 
     with folder.open_folders(parents) as (opened, begun, unfinished):
-
-        def loop(next_row: Any, rows: Any, ends: Any, names: Any, samples: Any, encoded: Any) -> None:
-            temporary = _bytes(f"{unfinished}-{threading.get_ident()}")
-            loops.write_chunks(
-                next_row, rows, ends, names, opened, begun, temporary, kind, encoder, levels, codec, table.strides,
-                table.shape, array.codec.dtype.itemsize, samples, encoded,
-            )  # fmt: skip
-
-        return table.run(loop, needs_encoded=kind == BLOSC)
+        temporary = np.frombuffer(os.fsencode(f"{unfinished}-{threading.get_ident()}-"), np.uint8)
+        return table.run(
+            loops.write_chunks, opened, begun, temporary, kind, encoder, levels, codec, table.strides, table.shape,
+            array.codec.dtype.itemsize, is_coded=kind == BLOSC,
+        )  # fmt: skip
 
 
 def _bytes(name: str) -> NDArray[np.uint8]:
