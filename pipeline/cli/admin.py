@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -122,9 +123,12 @@ def _amount(of_bytes: bool) -> Callable[[Any, Any, Any], Any]:
         if text in (None, "none"):
             return text
         try:
-            return float(parse_bytes(text) if of_bytes else text)
+            value = float(parse_bytes(text) if of_bytes else text)
+            if not 0 < value < math.inf:
+                raise ValueError(text)
+            return value
         except ValueError as error:
-            said = str(error) if of_bytes else f"{text!r} is neither a number nor none"
+            said = str(error) if of_bytes else f"{text!r} is neither a number above 0 nor none"
             raise click.BadParameter(said) from error
 
     return parsed

@@ -8,13 +8,14 @@ import resource
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 
 import click
 
 from pipeline import __version__
 from pipeline.cli.stdout import say
-from pipeline.config import format_bytes, load_settings
+from pipeline.config import Settings, format_bytes, load_settings
 from pipeline.errors import MillraceError, UserError, printable
 
 _LITTLE_SPACE_BYTES = 10 << 30
@@ -50,6 +51,7 @@ def findings() -> Iterator[Finding]:
     yield from _caches()
     yield _open_files()
     yield from _settings()
+    yield from _misspelt_variables()
     yield from _workloads()
 
 
@@ -137,6 +139,17 @@ def _settings() -> Iterator[Finding]:
     else:
         if source:
             yield Finding("settings", source)
+
+
+def _misspelt_variables() -> Iterator[Finding]:
+    from pipeline.service.settings import ServiceSettings
+
+    others = ("URL", "TOKEN", "CA_FILE", "CACHE_DIR", "CONFIG", "DEBUG")
+    fields = (*Settings.model_fields, *ServiceSettings.model_fields)
+    known = {f"MILLRACE_{name.upper()}" for name in (*fields, *others)}
+    for name in sorted(set(os.environ) - known):
+        if name.startswith("MILLRACE_") and (close := get_close_matches(name, known, 1, 0.85)):
+            yield Finding("settings", name, f"has no effect; did you mean {close[0]}?")
 
 
 def _workloads() -> Iterator[Finding]:

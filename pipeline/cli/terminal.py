@@ -119,7 +119,8 @@ def plan_lines(plan: Mapping[str, Any]) -> list[str]:
     chunk = " × ".join(map(str, plan["chunk_shape"]))
     halos = zip(image["axes"], plan["halo"], strict=True)
     halo = ", ".join(f"{letter} {before}+{after}" for letter, (before, after) in halos)
-    further = [f"{name} {_value(value)}" for name, value in image.items() if name not in ("shape", "axes", "dtype")]
+    told = ("shape", "axes", "dtype", "file_bytes")
+    further = [f"{name} {_value(value)}" for name, value in image.items() if name not in told]
     ring = f"{counted(plan['slots'], 'slot')}, {format_bytes(plan['ring_bytes'])} in all"
     if "codec_bytes" in plan:
         ring += f" (on the GPU too, and up to {format_bytes(plan['codec_bytes'])} there for codecs)"
@@ -132,7 +133,7 @@ def plan_lines(plan: Mapping[str, Any]) -> list[str]:
         f"  device       {device['name']} ({device['model']})",
         f"  chunks       {plan['chunks']:,} of {chunk}, halo {halo}",
         f"  reads        {format_bytes(plan['read_bytes'])}",
-        f"  writes       {format_bytes(plan['written_bytes'])}",
+        f"  writes       {format_bytes(image.get('file_bytes', plan['written_bytes']))}",
         f"  memory       {ring}, and up to 300 MB for the program itself",
     ]
 

@@ -9,6 +9,7 @@ print(job.receipt["wall_seconds"])
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 import os
@@ -28,10 +29,6 @@ __all__ = ["MOST_OUTAGE_S", "Client", "ForeignAnswer", "Job"]
 
 # Jobs in one answer: listing that many takes a seventh of a second.
 MOST_LISTED = 10_000
-# How a job is run, by default: what a request says besides the workload, its parameters and the files.
-_HOW: Mapping[str, Any] = {
-    "priority": 0, "after": (), "after_any": (), "group": None, "limits": None, "no_clobber": False, "webhook": None,
-}  # fmt: skip
 
 
 class Client(Connection):
@@ -136,6 +133,14 @@ class Client(Connection):
         """The service's workers."""
         found: list[dict[str, Any]] = expected(list[WorkerView], self.request("GET", "/v1/workers"))
         return found
+
+
+# The options of `submit` that say how a job is run, with their defaults.
+_HOW: Mapping[str, Any] = {
+    name: each.default
+    for name, each in inspect.signature(Client.submit).parameters.items()
+    if each.kind is each.KEYWORD_ONLY and name != "key"
+}
 
 
 def job_limits(limits: Mapping[str, Any]) -> dict[str, Any]:

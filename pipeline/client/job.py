@@ -187,7 +187,7 @@ class Job:
         target = Path(path)
         final = Path(os.path.realpath(target))  # keep a link
         # Not OUTPUT.partial: that may belong to a run to be resumed.
-        partial = final.with_name(f".millrace-{secrets.token_hex(8)}.partial")
+        partial = final.parent / f".millrace-{secrets.token_hex(8)}.partial"
         try:
             if target.exists() and not target.is_file():
                 raise OutputError(f"{target}: exists and is not a file; name another place")

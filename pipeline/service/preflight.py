@@ -20,19 +20,21 @@ def unusable_paths(settings: ServiceSettings) -> Iterator[str]:
     """One line for each that cannot be used, with the reason."""
     folders = [*settings.data_roots, *(root for roots in settings.group_roots.values() for root in roots)]
     checks: list[Callable[[], Any]] = [partial(DataRoots, [root]) for root in folders]
-    if not checks:
-        checks.append(partial(DataRoots, []))
+    checks.append(partial(DataRoots, settings.data_roots, groups=settings.group_roots))
     if settings.tokens_file is not None:
         checks.append(partial(Tokens, settings.tokens_file))
     checks.append(partial(check_certificate, settings))
     if settings.webhook_secret_file is not None:
         checks.append(partial(read_secret, settings.webhook_secret_file))
     checks.append(partial(_check_state_dir, settings.state_dir))
+    found = set()  # a folder that cannot be used is found twice
     for check in checks:
         try:
             check()
         except ParameterError as error:
-            yield str(error)
+            if str(error) not in found:
+                found.add(str(error))
+                yield str(error)
 
 
 def _check_state_dir(folder: Path) -> None:

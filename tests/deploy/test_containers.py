@@ -111,6 +111,7 @@ def test_compose_resolves_and_mounts_what_is_there(composed):
         assert service["cap_drop"] == ["ALL"]
         tag = service["image"].rpartition(":")[2]
         assert re.match(r"cpu$|v?\d", tag), f"{service['image']} is pinned to no version"
+    assert "token create me --role operator" in plain["services"]["millrace"]["command"][0]  # for `millrace admin`
     ports = plain["services"]["network"]["ports"]
     assert {(port["host_ip"], port["target"]) for port in ports} == {
         ("127.0.0.1", number) for number in (8765, 9090, 3000)

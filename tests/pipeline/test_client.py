@@ -381,9 +381,10 @@ def test_a_result_that_is_a_folder(service, gate):
     assert json.loads(run("result", job, target, "--json").output) == {"job": job, "path": str(target)}
     np.testing.assert_array_equal(read_image(target), box(read_image(service / "in.npy"), 5))
     assert not (target / "link").exists()
-    again = run("result", job, target)
-    assert isinstance(again.exception, OutputError)
-    assert "exists and is not a file" in str(again.exception)
+    for place in (target, "/"):
+        again = run("result", job, place)
+        assert isinstance(again.exception, OutputError)
+        assert "exists and is not a file" in str(again.exception)
     assert sorted(path.name for path in service.parent.glob("mine*")) == ["mine.zarr"]
 
 

@@ -25,7 +25,7 @@ from kernels.runtime.threads import check_wanted
 from pipeline.config import format_bytes
 from pipeline.errors import InputError, OutputError, ParameterError
 from pipeline.formats.grid import create_map, map_format_for_output, open_map
-from pipeline.formats.grid.base import DTYPE
+from pipeline.formats.grid.base import DTYPE, GridHeader
 from pipeline.formats.image.base import ImageWriter, Region
 from pipeline.formats.image.preview import write_pixels
 from pipeline.storage.partial import Opening
@@ -153,9 +153,23 @@ class CoulombJob:
                 "charge_e": round(self._frames.total_charge, 6) + 0.0,  # no -0
                 "frames": len(self._frames),
                 "periodic": cells != {None},
+                **self._file_remarks(),
                 **self._far_remarks(),
             },
         )
+
+    def _file_remarks(self) -> dict[str, Any]:
+        """The size of a file of text, which is known before: three to four times its samples'."""
+        form, output = map_format_for_output(self.spec.output), self.spec.output
+        is_text = form.style is not None and output.suffix.lower() != ".gz"
+        return {"file_bytes": form.file_bytes(self._shown)} if is_text else {}
+
+    @cached_property
+    def _shown(self) -> GridHeader:
+        """The header, with atoms for formats that list them."""
+        if not map_format_for_output(self.spec.output).shows_atoms:
+            return self.header
+        return replace(self.header, atoms=self._frames.first_atoms())
 
     def _check_combination(self) -> None:
         how, count = self.parameters.combine, len(self._frames)
@@ -253,15 +267,12 @@ class CoulombJob:
         return 0 if self._far is None else min(self._far.nbytes, memory_bytes - memory_bytes // 8)
 
     def sink(self, opening: Opening) -> ImageWriter:
-        shown = self.header
-        if map_format_for_output(self.spec.output).shows_atoms:
-            shown = replace(shown, atoms=self._frames.first_atoms())
         self._audits_here = opening is not Opening.JOIN
         if self._audits_here:
             self._slices.outline(self._frames.frame(0).coordinates)
         if self._audits_here and len(self._frames) == 1:
             self._audit.prepare(0, self._frames.frame(0).coordinates)  # while the map is computed
-        writer = create_map(self.spec.output, shown, opening)
+        writer = create_map(self.spec.output, self._shown, opening)
         if self._audits_here and (self.parameters.profile or self._points is not None):
             return WriterWithTables(writer, self._write_tables)
         return writer

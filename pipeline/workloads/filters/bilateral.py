@@ -29,7 +29,10 @@ SigmaSpatial = Annotated[
 ]
 OddSize = Annotated[
     tuple[Annotated[int, Field(ge=1, le=MAX_SIZE)], ...] | None,
-    Field(description="pixels of the window along each axis, odd [default: three standard deviations on each side]"),
+    Field(
+        description="pixels of the window along each axis, odd "
+        f"[default: three standard deviations on each side, at most {MAX_SIZE}]"
+    ),
 ]
 
 

@@ -91,6 +91,8 @@ class Step:
             check_cval(parameters.cval, source, path)
         self.axes = self._chosen_axes(source)
         self.halo = self._declared_halo(len(source.shape))
+        if self._arguments.get("size", ()) is None and "footprint" not in self._arguments:
+            self.remarks["window"] = ",".join(str(sum(self.halo[axis]) + 1) for axis in self.axes)
 
     @property
     def is_anchored(self) -> bool:

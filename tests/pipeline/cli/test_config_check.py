@@ -41,6 +41,14 @@ def test_places_that_cannot_be_used_are_told_beside_the_settings(tmp_path, own_s
     ]
 
 
+def test_a_groups_folder_under_a_data_root_is_told_as_by_serve(tmp_path, own_settings, millrace):
+    (tmp_path / "mri").mkdir()
+    given = ("--data-roots", tmp_path, "--group-roots", f"mri={tmp_path}/mri", "--state-dir", tmp_path / "state")
+    code, _, err = millrace("config", "check", *given)
+    assert (code, err) == (2, millrace("serve", *given)[2])
+    assert err.startswith(f"millrace: group_roots: {tmp_path}/mri of mri lies under the data root {tmp_path}, ")
+
+
 @pytest.mark.parametrize("name", ["x" * 256, "later/" + "x" * 256, "x" * 256 + "/later"])
 def test_a_state_dir_whose_name_is_too_long_is_told_before_the_service_starts(tmp_path, own_settings, millrace, name):
     folder = tmp_path / name

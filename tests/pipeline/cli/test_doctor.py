@@ -90,6 +90,13 @@ def test_wrong_settings_stop_jobs(found, monkeypatch):
     ]
 
 
+def test_a_misspelt_variable_is_named_with_the_closest(found, monkeypatch):
+    monkeypatch.setenv("MILLRACE_MEMROY", "1GiB")
+    monkeypatch.setenv("MILLRACE_DATA", "/data")  # compose's
+    said = "note  settings        MILLRACE_MEMROY: has no effect; did you mean MILLRACE_MEMORY?"
+    assert found("settings") == (0, [said])
+
+
 @pytest.mark.gpu
 def test_a_gpu_computes():
     assert discovery.fault_in_computing(0) is None

@@ -76,7 +76,7 @@ def stored_array(metadata: Mapping[str, Any], fill_value: Any) -> StoredArray | 
     """
     try:
         return _of_v3(metadata, fill_value) if metadata["zarr_format"] == 3 else _of_v2(metadata, fill_value)
-    except (KeyError, TypeError, ValueError, _NotHereError):
+    except (AttributeError, LookupError, TypeError, ValueError, _NotHereError):
         return None
 
 

@@ -437,6 +437,24 @@ def test_damaged_metadata_is_an_input_error_or_an_image(tmp_path: Path, version:
         found.write_bytes(whole[found])
 
 
+@pytest.mark.parametrize(
+    ("good", "bad"),
+    [
+        ('"configuration": {"separator": "/"}', '"configuration": 3'),
+        ('"configuration": {"endian": "little"}', '"configuration": 3'),
+    ],
+)
+def test_metadata_of_another_type_is_an_input_error(tmp_path: Path, good: str, bad: str) -> None:
+    path = tmp_path / "a.zarr"
+    save_array(path, volume(20, 21), (8, 8))
+    meta = path / "zarr.json"
+    text = json.dumps(json.loads(meta.read_text()))
+    assert good in text
+    meta.write_text(text.replace(good, bad, 1))
+    with pytest.raises(InputError, match=r"a\.zarr: its metadata \(zarr\.json\) cannot be used"):
+        FORMAT.open(path)
+
+
 def test_a_missing_codec_is_an_input_error(tmp_path: Path) -> None:
     path = tmp_path / "a.zarr"
     save_array(path, volume(20, 21), (8, 8))

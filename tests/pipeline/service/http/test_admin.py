@@ -276,7 +276,9 @@ def test_the_commands_of_operators(tmp_path, people, millrace, monkeypatch):
         (("release", "0123456789ab", "--all"), "name jobs, or one of"),
         (("cancel", "--user", "ada", "--group", ""), "name jobs, or one of"),
         (("caps", "--user", "ada", "--group", "mri", "--running", "1"), "--user and --group: give one of them"),
-        (("caps", "--running", "many"), "'many' is neither a number nor none"),
+        (("caps", "--running", "many"), "'many' is neither a number above 0 nor none"),
+        (("caps", "--running", "-1"), "Invalid value for '--running': '-1' is neither a number above 0 nor none"),
+        (("caps", "--jobs", "inf"), "'inf' is neither a number above 0 nor none"),
         (("caps", "--bytes", "lots"), "'lots' is not an amount of memory"),
     ],
 )

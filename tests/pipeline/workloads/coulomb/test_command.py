@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pipeline.config import format_bytes
 from pipeline.workloads.coulomb.parameters import CoulombParameters
 from tests import commands
 from tests.images import names_in, read_image
@@ -94,6 +95,14 @@ def test_dry_run(folder, coulomb):
         assert words in out
     code, out, _ = coulomb("in.pqr", "out.mrc", "--dry-run", "--json")
     assert json.loads(out)["image"]["frames"] == 1
+    for name in ("out.dx", "out.cube"):  # text, whose size is known
+        written = json.loads(coulomb("in.pqr", name, "--dry-run", "--json")[1])["image"]["file_bytes"]
+        assert f"writes       {format_bytes(written)}\n" in coulomb("in.pqr", name, "--dry-run")[1]
+        assert coulomb("in.pqr", name)[0] == 0
+        assert written == (folder / name).stat().st_size
+        (folder / name).unlink()
+        (folder / f"{name}.receipt.json").unlink()
+    assert "file_bytes" not in json.loads(coulomb("in.pqr", "out.dx.gz", "--dry-run", "--json")[1])["image"]
     assert names_in(folder) == ["in.pqr"]
 
 

@@ -25,6 +25,8 @@ def test_bilateral(tmp_path: Any, mode: str) -> None:
         np.testing.assert_array_equal(found, bilateral(image, **given, **options), strict=True)
         assert receipt["chunks"] > 1
         assert receipt["audit"]["samples"] > 50
+    receipt, _ = filtered(tmp_path, "bilateral", image, "YX", sigma_range=0.5, sigma_spatial=(1, 9))
+    assert receipt["image"]["window"] == "7,31"  # where three deviations are cut
 
 
 def test_rolling_ball(tmp_path: Any) -> None:
