@@ -16,7 +16,7 @@ import os
 import re
 import stat
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,9 @@ _STATE_PREFIXES = ("jobs.sqlite", "audit.jsonl", "crash.log")
 _FOLDER = os.O_PATH | os.O_DIRECTORY
 _KEPT_OPEN = 3  # folders of a thread
 _WRITTEN_AT_ONCE = 512  # buffers, of the 1,024 that the system takes
+# Of a new file. Those of an iterator are written one by one, so that they may be of the same memory. A function gets
+# the file's descriptor, may write to it, and returns what follows at its position.
+Buffers = Sequence[Any] | Iterator[Any] | Callable[[int], Sequence[Any]]
 
 
 class Confinement:
@@ -212,10 +215,8 @@ class Subfolders:
                 os.close(descriptor)
 
 
-def put_within(folders: Subfolders, name: str, buffers: Sequence[Any] | Iterator[Any], unfinished: str) -> None:
+def put_within(folders: Subfolders, name: str, buffers: Buffers, unfinished: str) -> None:
     """Write the file `name`, of these buffers, in an open folder, in place of an older one, without following any link.
-
-    Those of an iterator are written one by one, so that they may be of the same memory.
 
     Missing folders on the way are created. The file is either old or new, never partial, even if the process is killed.
 
@@ -231,6 +232,8 @@ def put_within(folders: Subfolders, name: str, buffers: Sequence[Any] | Iterator
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK
     descriptor = os.open(temporary, flags, 0o666, dir_fd=begun)
     try:
+        if callable(buffers):
+            buffers = buffers(descriptor)
         at_once = 1 if isinstance(buffers, Iterator) else _WRITTEN_AT_ONCE
         left = iter(buffers)
         while some := [memoryview(each).cast("B") for each in itertools.islice(left, at_once)]:

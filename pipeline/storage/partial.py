@@ -17,14 +17,14 @@ import shutil
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from enum import Enum
 from pathlib import Path
-from typing import Any
 
 from pipeline.errors import OutputError, counted
 from pipeline.storage.confinement import (
+    Buffers,
     Subfolders,
     in_its_folder,
     open_within,
@@ -186,7 +186,7 @@ class PartialFolder(SharedDescriptor):
         with os.fdopen(self.open_file(name), "rb") as file:
             return file.read()
 
-    def put(self, name: str, buffers: Sequence[Any] | Iterator[Any]) -> None:
+    def put(self, name: str, buffers: Buffers) -> None:
         """Write a file inside, which may lie in subfolders, all or nothing; no link is followed. As `put_within`."""
         with self._in_use():
             put_within(self._folders, name, buffers, f"{_UNFINISHED}/{self._token}-{threading.get_ident()}")

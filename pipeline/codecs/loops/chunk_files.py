@@ -1,4 +1,4 @@
-"""Chunks that are files of their own, read and decoded or encoded and written by machine code.
+"""Chunks that are files of their own or lie in shards, read and decoded or encoded and written by machine code.
 
 The loops handle the usual case. A chunk that gives an error, or whose file they do not understand, is left to the
 caller, whose slower way names the fault.
@@ -46,12 +46,14 @@ from pipeline.codecs.loops.system import (
 from pipeline.codecs.loops.threads import OF_ENCODED, OF_SAMPLES, entry_of, room, share
 from pipeline.codecs.parallel import for_each
 
-NONE, FAULT = -1, -2  # in place of a descriptor
+NONE, FAULT, WHOLE = -1, -2, -3  # in place of a descriptor, or of a chunk's bytes
 
 # Columns of a table with a row for each chunk. NAME, PARENT: offsets in `names`. MEMORY: of the decoded chunk, 0 to use
 # the thread's; HELD: whether it holds the chunk. PART: the address of the part of the region's array, or of LENGTH
-# encoded bytes; INSIDE: the byte of the chunk where the part begins; then the part's extents.
-NAME, PARENT, MEMORY, HELD, PART, LENGTH, INSIDE, EXTENTS = range(8)
+# encoded bytes; INSIDE: the byte of the chunk where the part begins; then the part's extents. OFFSET, LENGTH: of the
+# chunk in its file; to read, LENGTH is WHOLE if the chunk is the file, NONE if it is not stored. To write, MEMORY is
+# where the chunk is encoded, as LENGTH bytes; 0: in a file.
+NAME, PARENT, OFFSET, LENGTH, MEMORY, HELD, PART, INSIDE, EXTENTS = range(9)
 
 _SHARES, _SHARED_BYTES = 4, 4 << 20  # of a region's bytes that threads read together
 _NAME_BYTES = 256  # of an unfinished file
@@ -119,33 +121,36 @@ def _read_chunk(
     if memory == 0:
         memory = samples.ctypes.data
     if row[HELD] == 0:
-        name = names.ctypes.data + row[NAME]
-        descriptor = open_at(folder, name, READ, 0, resolve)
+        name, offset, length, descriptor = names.ctypes.data + row[NAME], row[OFFSET], row[LENGTH], np.int64(-ENOENT)
+        if length != NONE:
+            descriptor = open_at(folder, name, READ, 0, resolve)
         if descriptor == -ENOENT:
-            if is_link(folder, name):
+            if length != NONE and is_link(folder, name):
                 return LEFT  # a broken link is no missing chunk
             _fill(memory, nbytes, item)
         elif descriptor < 0:
             return LEFT
         else:
-            length, is_placed = size_of(descriptor), False
+            size, is_placed = size_of(descriptor), False
+            if length == WHOLE or size < 0:
+                length = size
             if kind == RAW:
                 is_done = length == nbytes
                 is_whole = row[MEMORY] == 0 and strides[0, -1] == itemsize
                 for axis in range(len(shape)):
                     is_whole = is_whole and extents[axis] == shape[axis]
                 if is_done and is_whole:
-                    is_done = in_runs(descriptor, row[PART], strides[0], extents, itemsize, False)
+                    is_done = in_runs(descriptor, offset, row[PART], strides[0], extents, itemsize, False)
                     is_placed = True
                 elif is_done:
                     first, last = 0, nbytes
                     if row[MEMORY] == 0:  # what lies before and after the part is not needed
                         first = row[INSIDE] // strides[1, 0] * strides[1, 0]
                         last = first + extents[0] * strides[1, 0]
-                    is_done = pread(descriptor, memory + first, last - first, first) == last - first
+                    is_done = pread(descriptor, memory + first, last - first, offset + first) == last - first
             else:
                 is_done = 0 <= length <= len(encoded)
-                is_done = is_done and pread(descriptor, encoded.ctypes.data, length, 0) == length
+                is_done = is_done and pread(descriptor, encoded.ctypes.data, length, offset) == length
                 is_done = is_done and is_sound(encoded.ctypes.data, length, nbytes)
                 is_done = is_done and np.int32(call(decoder, (encoded.ctypes.data, memory, nbytes, 1))) == nbytes
             close(descriptor)
@@ -247,8 +252,8 @@ def _write_file(
     row: Any, kind: Any, encoder: Any, options: Any, codec: Any, strides: Any, shape: Any, itemsize: Any, samples: Any,
     encoded: Any, descriptor: Any,
 ) -> Any:  # fmt: skip
-    """Encode a chunk and write it. Returns whether that is done."""
-    source, nbytes = row[PART], row[LENGTH]
+    """Encode a chunk, and write it unless it is for memory. Returns whether that is done."""
+    source, nbytes, target = row[PART], row[LENGTH], row[MEMORY]
     if kind != ENCODED:
         nbytes, extents = len(samples), row[EXTENTS:]
         is_whole, is_packed, size = True, True, itemsize
@@ -257,20 +262,25 @@ def _write_file(
             is_packed = is_packed and strides[0, axis] == size
             size *= shape[axis]
         if kind == RAW and is_whole and strides[0, -1] == itemsize:
-            return in_runs(descriptor, source, strides[0], extents, itemsize, True)
+            return in_runs(descriptor, row[OFFSET], source, strides[0], extents, itemsize, True)
         if not (is_whole and is_packed):
             if not is_whole:
                 memset(samples.ctypes.data, 0, len(samples))
             copy_items(samples.ctypes.data + row[INSIDE], strides[1], source, strides[0], extents, itemsize)
             source = samples.ctypes.data
         if kind == BLOSC:
+            if target == 0:
+                target = encoded.ctypes.data
             level, shuffle, block_bytes = options[0], options[1], options[2]
-            given = level, shuffle, itemsize, nbytes, source, encoded.ctypes.data, len(encoded), codec.ctypes.data
+            given = level, shuffle, itemsize, nbytes, source, target, len(encoded), codec.ctypes.data
             nbytes = np.int64(np.int32(call(encoder, (*given, block_bytes, 1))))
-            source = encoded.ctypes.data
+            source = target
             if nbytes <= 0:
                 return False
-    return pwrite(descriptor, source, nbytes, 0) == nbytes
+    if row[MEMORY]:
+        row[LENGTH] = nbytes
+        return True
+    return pwrite(descriptor, source, nbytes, row[OFFSET]) == nbytes
 
 
 @compiled
@@ -287,41 +297,47 @@ def _write_chunks(
     memory: Any, next_row: Any, table: Any, ends: Any, names: Any, folder: Any, begun: Any, temporary: Any, kind: Any,
     encoder: Any, options: Any, codec: Any, strides: Any, shape: Any, itemsize: Any, shared: Any,
 ) -> None:  # fmt: skip
-    """Write files of one chunk each, until the table has no further row: each is old or new, never partial.
+    """Write files of one chunk each, until the table has no further row: each is old or new, never partial. Or encode
+    chunks in memory, or write them to an open file.
 
     folder    : below which the files' folders, PARENT, must exist; no link is followed
-    begun     : the folder of unfinished files; `temporary`: how names there begin, without a zero, of this call alone
+    begun     : the folder of unfinished files; NONE: `folder` is the open file, or chunks go to memory
+    temporary : how names there begin, without a zero, of this call alone
     options   : level, shuffle and bytes of a block of Blosc, 0: its own choice; `codec`: its name, which ends with 0
     The others are as `_read_chunks` has them; of ENCODED chunks, PART and LENGTH are the bytes. What a chunk has beyond
     its part is zero.
     """
     samples, encoded = room(memory, shared, OF_SAMPLES), room(memory, shared, OF_ENCODED)
     unfinished, first, parent, known = stack(_NAME_BYTES), True, np.int64(-1), np.int64(-1)
+    is_file = begun >= 0
     while True:
         number = take(next_row.ctypes.data)
         if number >= len(table):
             break
-        row = table[number]
-        if first:  # a name of this thread: that of its first chunk
+        row, descriptor = table[number], np.int64(folder)
+        if first and is_file:  # a name of this thread: that of its first chunk
             first = False
             memcpy(unfinished, temporary.ctypes.data, len(temporary))
             store_int64(unfinished + len(temporary), _digits(number))
             store_int64(unfinished + len(temporary) + 8, 0)
-        if row[PARENT] != known:
+        if is_file and row[PARENT] != known:
             if parent >= 0:
                 close(parent)
             known = row[PARENT]
             parent = open_at(folder, names.ctypes.data + known, FOLDER, 0, NO_LINKS)
-        if parent < 0:
-            continue
-        descriptor = open_at(begun, unfinished, CREATE, 0o666, NO_LINKS)
-        if descriptor < 0:
-            continue
+        if is_file:
+            if parent < 0:
+                continue
+            descriptor = open_at(begun, unfinished, CREATE, 0o666, NO_LINKS)
+            if descriptor < 0:
+                continue
         is_done = _write_file(
             row, kind, encoder, options, codec, strides, shape, itemsize, samples, encoded, descriptor
         )
-        is_done = close(descriptor) == 0 and is_done
-        if is_done and renameat(begun, unfinished, parent, names.ctypes.data + row[NAME]) == 0:
+        if is_file:
+            is_done = close(descriptor) == 0 and is_done
+            is_done = is_done and renameat(begun, unfinished, parent, names.ctypes.data + row[NAME]) == 0
+        if is_done:
             ends[number] = DONE
     if parent >= 0:
         close(parent)

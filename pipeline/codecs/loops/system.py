@@ -204,10 +204,11 @@ def copy_items(target: Any, target_strides: Any, source: Any, source_strides: An
 
 
 @compiled
-def in_runs(descriptor: Any, start: Any, strides: Any, extents: Any, itemsize: Any, writes: Any) -> Any:
-    """Read or write an array, whose last axis is contiguous, straight from or to a file. Returns whether it is done."""
+def in_runs(descriptor: Any, offset: Any, start: Any, strides: Any, extents: Any, itemsize: Any, writes: Any) -> Any:
+    """Read or write an array, whose last axis is contiguous, straight from or to a file, from a byte on. Returns
+    whether it is done."""
     length, rows = extents[len(extents) - 1] * itemsize, _rows(extents)
-    pieces, used, end, offset, nbytes = stack(_PIECES_BYTES), 0, 0, 0, 0
+    pieces, used, end, nbytes = stack(_PIECES_BYTES), 0, 0, 0
     for row in range(rows):
         at = start + _offset(row, strides, extents)
         if used and at == end:

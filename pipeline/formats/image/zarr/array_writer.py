@@ -20,12 +20,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels.blocks import AXES
-from pipeline.codecs.chunk_codec import Stage
+from pipeline.codecs.chunk_codec import BLOSC, RAW, Stage
 from pipeline.codecs.packed import ChunkForm, origin_rows
 from pipeline.codecs.parallel import for_each
 from pipeline.errors import OutputError
 from pipeline.formats.image.base import ImageHeader, Region, blocks_along
-from pipeline.formats.image.zarr.chunk_files import ChunkFiles, shard_of
+from pipeline.formats.image.zarr.chunk_files import ChunkFiles, index_of, shard_of
 from pipeline.formats.image.zarr.chunk_objects import ChunkBytes, ChunkObjects
 from pipeline.formats.image.zarr.stored_array import Place, StoredArray, kind_of, stored_array
 from pipeline.storage.partial import PartialFolder
@@ -158,12 +158,15 @@ class ArrayWriter:
         ]
 
         def store(file: Place, older: Older | None = None) -> None:
-            encoded = shard_of(self._array, self._encoded(file, spans, stored, older))
-            self._partial.put(f"{self._name}/{self._array.name(file)}", encoded)
+            name, is_shard = f"{self._name}/{self._array.name(file)}", self._array.index is not None
+            if self._kind == RAW and is_shard and older is None and isinstance(self._partial, PartialFolder):
+                self._partial.put(name, partial(self._write_raw, file, spans, stored))
+            else:
+                self._partial.put(name, shard_of(self._array, self._encoded(file, spans, stored, older)))
 
         file_bytes = math.prod(self._array.file_shape) * self.header.dtype.itemsize
         if are_whole:
-            if self._kind is not None and isinstance(self._partial, PartialFolder):
+            if self._kind is not None and self._array.index is None and isinstance(self._partial, PartialFolder):
                 from pipeline.formats.image.zarr.together import ChunkPart, write_together
 
                 cuts = [zip(*map(dict.__getitem__, spans, file), strict=True) for file in files]
@@ -268,17 +271,34 @@ class ArrayWriter:
         self, file: Place, spans: Sequence[_Spans], stored: NDArray[Any], older: Older | None
     ) -> list[NDArray[np.uint8] | None]:
         """The encoded chunks of a file in C order; `older`: the file is changed, not replaced. None: not stored."""
-        array, found = self._array, {}
+        array, chunks = self._array, self._chunks_of(file)
         if array.index is None:
             return [self._encoded_chunk(file, spans, stored, older)]
+        found: dict[Place, NDArray[np.uint8] | None] = {}
+        if self._kind == BLOSC:
+            from pipeline.formats.image.zarr.together import ChunkPart, encode_together
+
+            cuts = [(chunk, _cut(spans, chunk)) for chunk in chunks]
+            parts = [ChunkPart(chunk, cut[1], cut[0]) for chunk, cut in cuts if cut and (cut[2] or older is None)]
+            found.update(encode_together(array, parts, stored))
 
         def encode(chunk: Place) -> None:
             data = self._encoded_chunk(chunk, spans, stored, older)
             found[chunk] = None if data is None else data.copy()  # the thread encodes others
 
-        chunks = self._chunks_of(file)
-        for_each(encode, chunks, array.codec.nbytes)
+        for_each(encode, [chunk for chunk in chunks if chunk not in found], array.codec.nbytes)
         return [found[chunk] for chunk in chunks]
+
+    def _write_raw(self, file: Place, spans: Sequence[_Spans], stored: NDArray[Any], descriptor: int) -> list[Any]:
+        """Write a shard's uncompressed chunks to its file; returns what follows them."""
+        from pipeline.formats.image.zarr.together import ChunkPart, write_in_row
+
+        cuts = [(chunk, _cut(spans, chunk)) for chunk in self._chunks_of(file)]
+        parts = [ChunkPart(chunk, cut[1], cut[0]) for chunk, cut in cuts if cut]
+        if not write_in_row(self._array, parts, stored, descriptor):
+            return shard_of(self._array, self._encoded(file, spans, stored, None))
+        os.lseek(descriptor, 0, os.SEEK_END)
+        return [index_of(self._array, [self._array.codec.nbytes if cut else None for _, cut in cuts])]
 
     def _encoded_chunk(
         self, chunk: Place, spans: Sequence[_Spans], stored: NDArray[Any], older: Older | None
@@ -288,13 +308,13 @@ class ArrayWriter:
         They are valid until this thread's next call.
         """
         codec = self._array.codec
-        parts = [axis.get(number) for axis, number in zip(spans, chunk, strict=True)]
-        if None in parts:
+        cut = _cut(spans, chunk)
+        if cut is None:
             return None if older is None else older.read(chunk)
-        into, within, is_whole = zip(*parts, strict=True)
+        into, within, is_whole = cut
         samples = stored[within]
         if samples.shape != codec.shape:
-            data = None if older is None or all(is_whole) else older.read(chunk)
+            data = None if older is None or is_whole else older.read(chunk)
             whole = np.zeros(codec.shape, stored.dtype) if data is None else codec.decode(data)
             whole[into] = samples
             samples = whole
@@ -322,6 +342,15 @@ def _spans(start: int, stop: int, size: int, length: int) -> _Spans:
         number: (into, within, into.start == 0 and into.stop == min(size, length - number * size))
         for number, within, into in blocks_along((start, stop), size)
     }
+
+
+def _cut(spans: Sequence[_Spans], chunk: Place) -> tuple[tuple[slice, ...], tuple[slice, ...], bool] | None:
+    """Where samples lie in a chunk and in the region, and whether they are all that it has; None: there are none."""
+    parts = [axis.get(number) for axis, number in zip(spans, chunk, strict=True)]
+    if None in parts:
+        return None
+    into, within, are_whole = zip(*parts, strict=True)
+    return into, within, all(are_whole)
 
 
 def _under(start: Place, stop: Place, block: tuple[int, ...]) -> Iterator[Place]:

@@ -111,6 +111,23 @@ class ChunkFiles:
             if descriptor >= 0:
                 os.close(descriptor)
 
+    def spans(self, place: Place, within: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Offset and bytes of chunks of one shard; -1 if not stored. Raises as `read`.
+
+        place  : of one of them; within: (chunks, axes): their numbers in the shard
+        """
+        descriptor = self._opened(place)
+        if descriptor is None:
+            return np.full((len(within), 2), -1, np.int64)
+        try:
+            size, chosen = self._size(descriptor, place), tuple(within.T)
+            found: NDArray[np.int64] = self._look_up(
+                descriptor, place, size, lambda index: index[chosen].astype(np.int64)
+            )
+            return found
+        finally:
+            os.close(descriptor)
+
     def path(self, place: Place) -> Path:
         """The file of a chunk."""
         return Path(self._start + self.array.name(self.array.file_of(place)))
@@ -131,25 +148,27 @@ class ChunkFiles:
 
     def _span(self, descriptor: int, place: Place) -> tuple[int, int]:
         """Offset and bytes of a chunk; MISSING and 0 if it is not stored. ValueError if there are too many bytes."""
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise not_regular(self.path(place))
-        offset, nbytes = 0, status.st_size
+        offset, nbytes = 0, self._size(descriptor, place)
         if self.array.index is not None:
             within = tuple(number % count for number, count in zip(place, self.array.per_file, strict=True))
-            size = nbytes
-            found = self._indices.use(
-                self.array.file_of(place), 0, lambda _: self._index(descriptor, place, size),
-                lambda index: index[within].tolist(), wait=True,
-            )  # fmt: skip
-            assert found is not None, "it is waited for"
-            offset, nbytes = found
+            offset, nbytes = self._look_up(descriptor, place, nbytes, lambda index: index[within].tolist())
             if offset == nbytes == MISSING:
                 return MISSING, 0
         most = self.array.codec.limits[-1]
         if nbytes > most:
             raise ValueError(f"it has {nbytes:,} bytes, more than the {most:,} of a chunk of the declared size")
         return offset, nbytes
+
+    def _size(self, descriptor: int, place: Place) -> int:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise not_regular(self.path(place))
+        return status.st_size
+
+    def _look_up(self, descriptor: int, place: Place, size: int, look: Callable[[NDArray[np.uint64]], Any]) -> Any:
+        """What `look` returns for the index of a chunk's shard, of so many bytes."""
+        file = self.array.file_of(place)
+        return self._indices.use(file, 0, lambda _: self._index(descriptor, place, size), look, wait=True)
 
     def _index(self, descriptor: int, place: Place, size: int) -> NDArray[np.uint64]:
         """A shard's index. ValueError if the shard is too short, or an entry lies outside it."""
@@ -208,13 +227,18 @@ def shard_of(array: StoredArray, chunks: Sequence[Any | None]) -> list[Any]:
     """The buffers of a file, one after another, from the encoded bytes of its chunks (None: not stored) in C order."""
     if array.index is None:
         return list(chunks)
-    index = np.full((*array.per_file, 2), MISSING, np.uint64)
-    entries = index.reshape(-1, 2)
-    at = 0 if array.index_ends else array.index.limits[-1]
-    for entry, chunk in zip(entries, chunks, strict=True):
-        if chunk is not None:
-            entry[:] = at, len(chunk)
-            at += len(chunk)
     stored = [chunk for chunk in chunks if chunk is not None]
-    encoded = array.index.encode(index)
-    return [*stored, encoded] if array.index_ends else [encoded, *stored]
+    index = index_of(array, [None if chunk is None else len(chunk) for chunk in chunks])
+    return [*stored, index] if array.index_ends else [index, *stored]
+
+
+def index_of(array: StoredArray, sizes: Sequence[int | None]) -> NDArray[np.uint8]:
+    """The encoded index of a shard of chunks of so many bytes, as `shard_of` makes it."""
+    assert array.index is not None
+    index = np.full((*array.per_file, 2), MISSING, np.uint64)
+    at = 0 if array.index_ends else array.index.limits[-1]
+    for entry, size in zip(index.reshape(-1, 2), sizes, strict=True):
+        if size is not None:
+            entry[:] = at, size
+            at += size
+    return array.index.encode(index)

@@ -59,10 +59,10 @@ class StoredArray:
 
 
 def kind_of(array: StoredArray) -> int | None:
-    """The kind of an array's chunks for `pipeline.codecs.loops.chunk_files`; None for shards and other codecs."""
+    """The kind of an array's chunks for `pipeline.codecs.loops.chunk_files`; None for other codecs."""
     codec = array.codec
     names = [stage.name for stage in codec.stages]
-    if array.index is not None or not codec.is_plain or names not in ([], ["blosc"]):
+    if not codec.is_plain or names not in ([], ["blosc"]):
         return None
     return BLOSC if names else RAW
 

@@ -9,6 +9,7 @@ import ctypes
 import math
 import os
 import threading
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -17,13 +18,14 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.codecs.chunk_codec import BLOSC, ENCODED, ChunkCodec
+from pipeline.codecs.chunk_codec import BLOSC, ENCODED, RAW, ChunkCodec
 from pipeline.codecs.loops import chunk_files as loops
 from pipeline.codecs.loops.system import DONE, LEFT, NO_LINKS
 from pipeline.codecs.loops.threads import in_threads
 from pipeline.codecs.packed import NotPackedError
 from pipeline.codecs.parallel import threads_for
 from pipeline.codecs.scratch import scratch
+from pipeline.errors import MillraceError
 from pipeline.formats.image.zarr.chunk_files import ChunkFiles
 from pipeline.formats.image.zarr.packed_chunks import HEAD_BYTES, StoredTogether
 from pipeline.formats.image.zarr.stored_array import Place, StoredArray
@@ -80,12 +82,31 @@ class _Table:
         self.names += os.fsencode(name) + b"\0"
         return at
 
-    def run(self, loop: Any, *given: Any, is_coded: bool) -> list[int]:
+    def add_files(self, files: ChunkFiles, places: Sequence[Place]) -> None:
+        """Where chunks to read are stored; a fault of a shard's index is left to the other way."""
+        array, wanted = files.array, np.flatnonzero(self.rows[:, loops.HELD] == 0).tolist()
+        self.rows[:, loops.LENGTH] = loops.WHOLE
+        if array.index is None:
+            for number in wanted:
+                self.rows[number, loops.NAME] = self.add_name(array.name(places[number]))
+            return
+        rows_of = defaultdict[Place, list[int]](list)
+        for number in wanted:
+            rows_of[array.file_of(places[number])].append(number)
+        within = np.array(places, np.int64) % np.array(array.per_file, np.int64)
+        for file, rows in rows_of.items():
+            self.rows[rows, loops.NAME] = self.add_name(array.name(file))
+            try:
+                self.rows[rows, loops.OFFSET : loops.LENGTH + 1] = files.spans(places[rows[0]], within[rows])
+            except (MillraceError, OSError, ValueError):
+                self.rows[rows, loops.LENGTH] = loops.FAULT
+
+    def run(self, loop: Any, *given: Any, is_coded: bool, threads: int | None = None) -> list[int]:
         """Call a loop; returns the rows that are left."""
         room = self.codec.nbytes, self.codec.limits[-1] if is_coded else 0, 0
         in_threads(
             loop, self.rows, self.ends, np.frombuffer(self.names, np.uint8), *given,
-            threads=threads_for(len(self.rows), room[0]), room=room, copies=not is_coded,
+            threads=threads or threads_for(len(self.rows), room[0]), room=room, copies=not is_coded,
         )  # fmt: skip
         return np.flatnonzero(self.ends != DONE).tolist()
 
@@ -101,9 +122,7 @@ def read_together(files: ChunkFiles, kind: int, parts: Sequence[ChunkPart], targ
     table = _Table.of_parts(array.codec, parts, target)
     for row, part in zip(table.rows, parts, strict=True):
         row[loops.MEMORY], row[loops.HELD] = part.memory, part.is_held
-        if part.is_held:
-            continue
-        row[loops.NAME] = table.add_name(array.name(part.place))
+    table.add_files(files, [part.place for part in parts])
     try:
         with _opened(files.folder) as (folder, resolve):
             return table.run(
@@ -183,6 +202,27 @@ def write_together(
     return _written(table, folder, name, array, kind, [part.place for part in parts])
 
 
+def encode_together(
+    array: StoredArray, parts: Sequence[ChunkPart], source: NDArray[Any]
+) -> dict[Place, NDArray[np.uint8]]:
+    """The bytes of Blosc chunks, of the parts of `source`: all that they have. Encode those alone that are left out."""
+    if not parts or not all(loops.blosc_functions()):
+        return {}
+    table = _Table.of_parts(array.codec, parts, source)
+    memory = np.empty((len(parts), array.codec.limits[-1]), np.uint8)
+    table.rows[:, loops.MEMORY] = memory.ctypes.data + np.arange(len(parts)) * memory.shape[1]
+    left = set(_run_writing(table, array, BLOSC, (loops.NONE, loops.NONE, "")))
+    lengths = table.rows[:, loops.LENGTH].tolist()
+    return {part.place: memory[n, : lengths[n]] for n, part in enumerate(parts) if n not in left}
+
+
+def write_in_row(array: StoredArray, parts: Sequence[ChunkPart], source: NDArray[Any], descriptor: int) -> bool:
+    """As `write_together`, of uncompressed chunks one after another in an open file; returns whether that is done."""
+    table = _Table.of_parts(array.codec, parts, source)
+    table.rows[:, loops.OFFSET] = np.arange(len(parts)) * array.codec.nbytes
+    return not _run_writing(table, array, RAW, (descriptor, loops.NONE, ""), threads=1)
+
+
 def write_encoded(
     folder: PartialFolder, name: str, array: StoredArray, chunks: Mapping[Place, NDArray[np.uint8]]
 ) -> list[int]:
@@ -202,21 +242,23 @@ def _written(
         if parent not in parents:
             parents[parent] = table.add_name(parent)
         row[loops.PARENT], row[loops.NAME] = parents[parent], table.add_name(last)
+    with folder.open_folders(parents) as (opened, begun, unfinished):
+        return _run_writing(table, array, kind, (opened, begun, f"{unfinished}-{threading.get_ident()}-"))
+
+
+def _run_writing(
+    table: _Table, array: StoredArray, kind: int, folders: tuple[int, int, str], threads: int | None = None
+) -> list[int]:
+    """`folders`: see `loops.write_chunks`; the last is how names begin."""
     options: Mapping[str, Any] = {"clevel": 0, "shuffle": 0, "cname": ""}
     encoder = 0
     if kind == BLOSC:
         options, encoder = array.codec.stages[0].options, loops.blosc_functions()[1]
     levels = np.array([options["clevel"], options["shuffle"], options.get("blocksize", 0)], np.int64)
-    codec = _bytes(options["cname"])
-
-    with folder.open_folders(parents) as (opened, begun, unfinished):
-        temporary = np.frombuffer(os.fsencode(f"{unfinished}-{threading.get_ident()}-"), np.uint8)
-        return table.run(
-            loops.write_chunks, opened, begun, temporary, kind, encoder, levels, codec, table.strides, table.shape,
-            array.codec.dtype.itemsize, is_coded=kind == BLOSC,
-        )  # fmt: skip
-
-
-def _bytes(name: str) -> NDArray[np.uint8]:
-    """The name, and a zero."""
-    return np.frombuffer(bytearray(os.fsencode(name) + b"\0"), np.uint8)
+    temporary, codec = (
+        np.frombuffer(bytearray(os.fsencode(f"{name}\0")), np.uint8) for name in (folders[2], options["cname"])
+    )
+    return table.run(
+        loops.write_chunks, *folders[:2], temporary[:-1], kind, encoder, levels, codec, table.strides, table.shape,
+        array.codec.dtype.itemsize, is_coded=kind == BLOSC, threads=threads,
+    )  # fmt: skip

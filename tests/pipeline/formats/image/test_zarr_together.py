@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -16,13 +18,14 @@ from hypothesis import strategies as st
 from zarr.codecs import BloscCodec
 
 from pipeline.codecs.blosc import check_blosc
+from pipeline.codecs.chunk_codec import checksum
 from pipeline.codecs.loops import chunk_files
 from pipeline.errors import InputError
 from pipeline.formats.image import ImageHeader, Region, Storage, open_image
-from pipeline.formats.image.zarr import Zarr, reader, together
+from pipeline.formats.image.zarr import Zarr, array_writer, reader, together
 from pipeline.formats.image.zarr.stored_array import kind_of
 
-SHAPE, CHUNK = (29, 41), (8, 11)
+SHAPE, CHUNK, SHARD = (29, 41), (8, 11), (16, 22)
 MANY = settings(
     max_examples=20,
     deadline=None,
@@ -45,14 +48,28 @@ def left(monkeypatch: pytest.MonkeyPatch) -> list[int]:
             return rows
 
         monkeypatch.setattr(together, name, counted)
+    encode, write = together.encode_together, together.write_in_row
+
+    def encoded(array: Any, parts: Any, source: Any) -> Any:
+        made = encode(array, parts, source)
+        found.append(len(parts) - len(made))
+        return made
+
+    def written(array: Any, parts: Any, *given: Any) -> bool:
+        is_done = write(array, parts, *given)
+        found.append(0 if is_done else len(parts))
+        return is_done
+
+    monkeypatch.setattr(together, "encode_together", encoded)
+    monkeypatch.setattr(together, "write_in_row", written)
     return found
 
 
-def image_of(path: Path, compressors: Any = None, dtype: str = "uint16") -> Any:
+def image_of(path: Path, compressors: Any = None, dtype: str = "uint16", shards: Any = None) -> Any:
     """Writes a Zarr array of no zeros, of samples that compress."""
     samples = (np.arange(np.prod(SHAPE)).reshape(SHAPE) // 3 % 200 + 1).astype(dtype)
     made = zarr.create_array(
-        store=str(path), shape=SHAPE, chunks=CHUNK, dtype=dtype, fill_value=7, compressors=compressors
+        store=str(path), shape=SHAPE, chunks=CHUNK, shards=shards, dtype=dtype, fill_value=7, compressors=compressors
     )
     made[:] = samples
     return samples
@@ -74,14 +91,18 @@ COMPRESSORS = [None, BloscCodec(cname="lz4", shuffle="shuffle"), BloscCodec(cnam
     shape=st.lists(st.integers(1, 19), min_size=2, max_size=4),
     compressor=st.sampled_from(COMPRESSORS),
     dtype=st.sampled_from(["uint8", "int16", "float32", "float64"]),
+    location=st.sampled_from([None, "start", "end"]),
 )
 def test_regions_are_read_as_the_zarr_library_reads_them(
-    data: st.DataObject, shape: list[int], compressor: Any, dtype: str, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+    data: st.DataObject, shape: list[int], compressor: Any, dtype: str, location: Any, left: list[int],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:  # fmt: skip
     path = tmp_path_factory.mktemp("in") / "ä b" / "a.zarr"
     chunk = [data.draw(st.integers(1, size)) for size in shape]
+    shard = [size * data.draw(st.integers(1, 3)) for size in chunk]
     array = zarr.create_array(
         store=str(path), shape=shape, chunks=chunk, dtype=dtype, fill_value=5, compressors=compressor,
+        shards=None if location is None else {"shape": shard, "index_location": location},
         dimension_names=list("tzyx"[-len(shape) :]),
     )  # fmt: skip
     array[:] = np.random.default_rng(1).integers(0, 9, shape)
@@ -99,21 +120,42 @@ def test_regions_are_read_as_the_zarr_library_reads_them(
             out = np.empty(region.shape, dtype)
             opened.read(region, out)
             np.testing.assert_array_equal(out, whole[region.slices])
+    assert sum(left) == 0
 
 
+@pytest.mark.parametrize("shard", [None, SHARD])
 @pytest.mark.parametrize("compressor", COMPRESSORS)
-def test_nothing_usual_is_left(tmp_path: Path, left: list[int], compressor: Any) -> None:
-    samples = image_of(tmp_path / "a.zarr", compressor)
-    (tmp_path / "a.zarr" / "c" / "1" / "2").unlink()
-    samples[8:16, 22:33] = 7
+def test_nothing_usual_is_left(tmp_path: Path, left: list[int], compressor: Any, shard: Any) -> None:
+    samples = image_of(tmp_path / "a.zarr", compressor, shards=shard)
+    (tmp_path / "a.zarr" / "c" / "1" / "1").unlink()
+    height, width = shard or CHUNK
+    samples[height : 2 * height, width : 2 * width] = 7
     assert (read(tmp_path / "a.zarr", Region.whole(SHAPE), samples.dtype) == samples).all()
     header = ImageHeader(shape=SHAPE, axes="YX", dtype=samples.dtype)
-    made = Zarr(Storage(chunks=CHUNK, compression="lz4" if compressor else "none")).create(tmp_path / "b.zarr", header)
+    storage = Storage(chunks=CHUNK, shards=shard, compression="lz4" if compressor else "none")
+    made = Zarr(storage).create(tmp_path / "b.zarr", header)
     made.write(Region.whole(SHAPE), samples)
     made.publish()
     assert sum(left) == 0
-    assert len(left) == 2
+    assert len(left) == (5 if shard else 2)
     assert (zarr.open_array(str(tmp_path / "b.zarr" / "0"), mode="r")[:] == samples).all()
+
+
+@pytest.mark.parametrize("compression", ["none", "lz4"])
+def test_a_part_of_a_shard_keeps_the_chunks_around_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: list[int], compression: str
+) -> None:
+    monkeypatch.setattr(array_writer, "_HELD_BYTES", 0)
+    samples = np.random.default_rng(0).integers(1, 99, (61, 190), np.uint16)
+    header = ImageHeader(shape=samples.shape, axes="YX", dtype=samples.dtype)
+    made = Zarr(Storage(chunks=(16,), shards=(64,), compression=compression)).create(tmp_path / "a.zarr", header)
+    for first, last in [(0, 16), (48, 61), (16, 40), (40, 48)]:
+        made.write(Region((first, 0), (last, 190)), samples[first:last])
+    made.publish()
+    assert (zarr.open_array(str(tmp_path / "a.zarr" / "0"), mode="r")[:] == samples).all()
+    assert sum(left) == 0
+    # Parts of one shard are held until it is whole; uncompressed parts of others are stored chunk by chunk.
+    assert len(left) == (1 if compression == "none" else 9)
 
 
 def truncate(chunk: Path) -> None:
@@ -130,6 +172,14 @@ def empty(chunk: Path) -> None:
 
 def garble(chunk: Path) -> None:
     chunk.write_bytes(bytes([chunk.read_bytes()[0] ^ 255]) + chunk.read_bytes()[1:])
+
+
+def with_entry(shard: Path, offset: int, nbytes: int) -> None:
+    """Gives its first chunk another place in its index, which stays sound."""
+    data = shard.read_bytes()
+    index = np.frombuffer(data[-68:-4], "<u8").copy()
+    index[:2] = offset, nbytes
+    shard.write_bytes(data[:-68] + index.tobytes() + checksum(index))
 
 
 def replace_by(make: Callable[[Path], None]) -> Callable[[Path], None]:
@@ -149,46 +199,59 @@ FAULTS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+FAULTS_OF_SHARDS = [
+    lambda shard: with_entry(shard, 0, 5), lambda shard: with_entry(shard, 3, len(shard.read_bytes()) - 3),
+    lambda shard: with_entry(shard, 0, 1 << 40), lambda shard: with_entry(shard, (1 << 64) - 1, 3),
+    lambda shard: shard.write_bytes(shard.read_bytes()[:-1] + b"?"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("fault", "shards"), [*itertools.product(FAULTS, [None, SHARD]), *((fault, SHARD) for fault in FAULTS_OF_SHARDS)]
+)
 @pytest.mark.parametrize("compressor", COMPRESSORS[:2])
 def test_faults_are_named_as_if_each_chunk_were_read_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: Callable[[Path], None], compressor: Any
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: Callable[[Path], None], shards: Any, compressor: Any
 ) -> None:
     path = tmp_path / "a.zarr"
-    samples = image_of(path, compressor, "uint8")
-    fault(path / "c" / "2" / "1")
+    samples = image_of(path, compressor, "uint8", shards)
+    fault(path / "c" / "1" / "1")
     outcomes = []
     for kind in (kind_of, lambda array: None):
         monkeypatch.setattr(reader, "kind_of", kind)
         try:
             outcomes.append(read(path, Region.whole(SHAPE), samples.dtype).tolist())
         except InputError as error:
-            outcomes.append(str(error))
+            # The chunks of a shard are read by several threads, and any of them may be named.
+            outcomes.append(re.sub("chunk ./.", "chunk", str(error)) if shards else str(error))
     assert outcomes[0] == outcomes[1]
-    if fault is not garble or compressor is not None:
+    # Uncompressed samples may have any bytes, and a shard's index may follow other shards.
+    if (fault, compressor) != (garble, None) and (fault, shards) != (lengthen, SHARD):
         assert str(path) in outcomes[0]
         assert "\n" not in outcomes[0]
 
 
-def test_links_to_chunks_are_followed(tmp_path: Path, left: list[int]) -> None:
-    samples = image_of(tmp_path / "a.zarr")
-    chunk = tmp_path / "a.zarr" / "c" / "2" / "1"
+@pytest.mark.parametrize("shards", [None, SHARD])
+def test_links_to_chunks_are_followed(tmp_path: Path, left: list[int], shards: Any) -> None:
+    samples = image_of(tmp_path / "a.zarr", shards=shards)
+    chunk = tmp_path / "a.zarr" / "c" / "1" / "1"
     chunk.rename(tmp_path / "elsewhere")
     chunk.symlink_to(tmp_path / "elsewhere")
     assert (read(tmp_path / "a.zarr", Region.whole(SHAPE), samples.dtype) == samples).all()
     assert left == [0]
 
 
+@pytest.mark.parametrize("storage", [
+    Storage(chunks=CHUNK), Storage(chunks=CHUNK, shards=SHARD), Storage(chunks=CHUNK, shards=SHARD, compression="none"),
+])  # fmt: skip
 def test_a_system_without_these_calls_reads_and_writes_chunk_by_chunk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, storage: Storage
 ) -> None:
-    samples = image_of(tmp_path / "a.zarr", COMPRESSORS[1])
+    samples = image_of(tmp_path / "a.zarr", COMPRESSORS[1], shards=storage.shards)
     for name in ("read_chunks", "write_chunks"):
         monkeypatch.setattr(chunk_files, name, lambda *given: None)
     assert (read(tmp_path / "a.zarr", Region.whole(SHAPE), samples.dtype) == samples).all()
-    made = Zarr(Storage(chunks=CHUNK)).create(
-        tmp_path / "b.zarr", ImageHeader(shape=SHAPE, axes="YX", dtype=samples.dtype)
-    )
+    made = Zarr(storage).create(tmp_path / "b.zarr", ImageHeader(shape=SHAPE, axes="YX", dtype=samples.dtype))
     made.write(Region.whole(SHAPE), samples)
     made.publish()
     assert (read(tmp_path / "b.zarr", Region.whole(SHAPE), samples.dtype) == samples).all()
@@ -217,14 +280,15 @@ def test_headers_are_judged_as_by_check_blosc(seed: int) -> None:
     assert judged == {True, False}
 
 
-def test_files_are_old_or_new_after_a_kill(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("shards", "count"), [(None, 16), ((32,), 4)])
+def test_files_are_old_or_new_after_a_kill(tmp_path: Path, shards: Any, count: int) -> None:
     """A process that writes the same chunks again and again, of ever other values, is killed in its midst."""
     header = ImageHeader(shape=(64, 64), axes="YX", dtype=np.dtype("uint16"))
     ours, theirs = os.pipe()
     child = os.fork()
     if not child:
         try:
-            made = Zarr(Storage(chunks=(16,), compression="none")).create(tmp_path / "a.zarr", header)
+            made = Zarr(Storage(chunks=(16,), shards=shards, compression="none")).create(tmp_path / "a.zarr", header)
             for value in range(1, 1 << 16):
                 made.write(Region.whole(header.shape), np.full(header.shape, value, np.uint16))
                 os.write(theirs, b".")
@@ -234,26 +298,31 @@ def test_files_are_old_or_new_after_a_kill(tmp_path: Path) -> None:
     os.kill(child, signal.SIGKILL)
     assert os.WIFSIGNALED(os.waitpid(child, 0)[1])
     files = [each for each in (tmp_path / "a.zarr.partial" / "0" / "c").rglob("*") if each.is_file()]
-    assert len(files) == 16
+    assert len(files) == count
     for each in files:
-        stored = np.frombuffer(each.read_bytes(), np.uint16)
-        assert stored.size == 256
-        assert len(set(stored.tolist())) == 1
+        data, samples = each.read_bytes(), 64 * 64 // count
+        assert len(data) == 2 * samples + (68 if shards else 0)
+        assert len(set(np.frombuffer(data[: 2 * samples], np.uint16).tolist())) == 1
 
 
-@pytest.mark.parametrize("dtype", ["uint8", "uint16", "float64"])
-@pytest.mark.parametrize("compression", ["lz4", "zstd"])
+@pytest.mark.parametrize(
+    ("compression", "dtype", "shards"),
+    [
+        *itertools.product(["lz4", "zstd"], ["uint8", "uint16", "float64"], [None]),
+        *itertools.product(["none", "lz4", "zstd"], ["uint16"], [(1200,)]),
+    ],
+)
 def test_encoders_together_and_alone_make_the_same_shuffled_bytes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compression: str, dtype: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compression: str, dtype: str, shards: Any
 ) -> None:
     samples = np.random.default_rng(0).normal(20, 2, (700, 700)).astype(dtype)
     header, files = ImageHeader(shape=samples.shape, axes="YX", dtype=samples.dtype), []
     for kind in (kind_of, lambda array: None):
         monkeypatch.setattr("pipeline.formats.image.zarr.array_writer.kind_of", kind)
         path = tmp_path / f"{len(files)}.zarr"
-        made = Zarr(Storage(chunks=(600,), compression=compression)).create(path, header)
+        made = Zarr(Storage(chunks=(600,), shards=shards, compression=compression)).create(path, header)
         made.write(Region.whole(samples.shape), samples)
         made.publish()
         files.append((path / "0" / "c" / "0" / "0").read_bytes())
     assert files[0] == files[1]
-    assert files[0][3] == samples.itemsize
+    assert compression == "none" or files[0][3] == samples.itemsize
