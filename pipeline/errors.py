@@ -19,6 +19,7 @@ MillraceError                 not the user's mistake: exit code 1
     ├── InputError            a file is missing, truncated, inconsistent or unsupported
     ├── OutputError           the result cannot be written there or in that format
     ├── ParameterError        a parameter is wrong or does not fit the input
+    │   └── MemoryTooSmall    --memory does not hold the smallest chunk
     ├── DeviceUnavailable     the device asked for is not on this machine
     └── ServiceRefused        the service refuses the request, the token or the job's state
 
@@ -175,6 +176,20 @@ class OutputError(UserError):
 
 class ParameterError(UserError):
     """A parameter is wrong, or does not fit the input."""
+
+
+class MemoryTooSmall(ParameterError):
+    """--memory does not hold the smallest chunk.
+
+    times : how many times as much does
+    """
+
+    def __init__(self, fault: str, times: float) -> None:
+        super().__init__(fault, times)
+        self.fault, self.times = fault, times
+
+    def __str__(self) -> str:
+        return f"{self.fault}: raise it to {self.times:g} times as much"
 
 
 class DeviceUnavailable(UserError):

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from pipeline.cli.stdout import say
-from pipeline.config import Settings, load_settings, of_option
-from pipeline.errors import InputError, MillraceError, ParameterError, counted, printable
+from pipeline.config import Settings, load_settings, of_option, parse_bytes
+from pipeline.errors import InputError, MemoryTooSmall, MillraceError, ParameterError, counted, printable
 from pipeline.storage.objects import is_url, path_named
 
 if TYPE_CHECKING:
-    from pipeline.engine.planned import PlannedJob
+    from pipeline.engine.planned import PlannedDevice, PlannedJob
     from pipeline.engine.run import RunOptions, Stream
+    from pipeline.workloads import JobSpec
 
 
 class _FilePath(click.Path):
@@ -192,7 +195,7 @@ def run(
     from pipeline.cluster.executor import open_executor
     from pipeline.engine.listing import is_many
     from pipeline.engine.receipt import to_json
-    from pipeline.engine.run import RunOptions, check_preview, plan_job, published_before, write_preview
+    from pipeline.engine.run import RunOptions, check_preview, published_before, write_preview
     from pipeline.workloads import LOCAL_ONLY, JobSpec, workload_named
     from pipeline.workloads.paths import refuse_existing
     from pipeline.workloads.protocol import Prefetches
@@ -222,7 +225,7 @@ def run(
         with status(f"opening {printable(inputs[0].name)} and planning", shown=_on_terminal(quiet)):
             held.enter_context(slow.prefetch(spec) if slow else nullcontext())
             executor = held.enter_context(open_executor(settings, slow.modules(spec) if slow else ()))
-            job = plan_job(spec, executor.device, options)
+            job = _planned(spec, executor.device, options)
         if dry_run:
             job.output.discard()
             plan = job.describe()
@@ -247,6 +250,44 @@ def run(
         line = result_line if before is None else published_before_line
         replaced = "; replaced an older result" if older and before is None else ""
         say(to_json(receipt) if as_json else printable(line(receipt)) + replaced, besides=f"; {output} is complete")
+
+
+def _planned(spec: JobSpec, device: PlannedDevice, options: RunOptions) -> PlannedJob:
+    """As `plan_job`, but ParameterError names a --memory that is enough, close to the least."""
+    from pipeline.engine.run import plan_job
+
+    def shortage(memory: str) -> float | None:
+        """By how many times as much it is too little."""
+        try:
+            plan_job(spec, device, replace(options, memory_bytes=parse_bytes(memory))).output.discard()
+        except MemoryTooSmall as error:
+            return error.times
+        return None
+
+    try:
+        return plan_job(spec, device, options)
+    except MemoryTooSmall as error:
+        low, high = options.memory_bytes, _stated(options.memory_bytes * error.times)
+        while (times := shortage(high)) is not None:
+            low, high = parse_bytes(high), _stated(parse_bytes(high) * max(times, 1.05))
+        # Input that is held while it is decoded may take a part that does not grow with the memory.
+        while parse_bytes(high) > 1.1 * low:
+            middle = _stated(math.sqrt(low * parse_bytes(high)))
+            if middle == high:
+                break
+            if shortage(middle) is None:
+                high = middle
+            else:
+                low = parse_bytes(middle)
+        raise ParameterError(
+            f"{error.fault}: pass --memory {high}; twice as much reads less of the image again"
+        ) from error
+
+
+def _stated(memory: float) -> str:
+    """An amount of memory as an option, rounded up: 361MiB, 2.6GiB."""
+    mebibytes = math.ceil(memory / (1 << 20))
+    return f"{mebibytes}MiB" if mebibytes < 1024 else f"{math.ceil(mebibytes * 10 / 1024) / 10:g}GiB"
 
 
 def _refuse_for_many(paths: Sequence[Path], given: Mapping[str, bool]) -> None:

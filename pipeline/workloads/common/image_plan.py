@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.config import format_bytes
-from pipeline.errors import ParameterError
+from pipeline.errors import MemoryTooSmall, ParameterError
 from pipeline.formats import image as images
 from pipeline.formats.image.base import ImageFormat, ImageHeader, ImageReader, Region, Storage
 from pipeline.formats.image.pyramid import ALIGNED
@@ -71,24 +71,21 @@ def plan_image(
         grain=grain, multiple=multiple,
     )  # fmt: skip
     tiling = tilings(budget_bytes=limit, target_bytes=target)
-    while tiling is not None and tiling.count > MOST_CHUNKS:
-        if target >= limit:
-            too_many = math.ceil(tiling.count / MOST_CHUNKS)
-            raise ParameterError(
-                f"--memory is too small for {spec.input}, which would be cut into {tiling.count:,} chunks, "
-                f"more than {MOST_CHUNKS:,}: raise it to {too_many} times as much"
-            )
+    while tiling is not None and tiling.count > MOST_CHUNKS and target < limit:
         target = min(2 * target, limit)
         tiling = tilings(budget_bytes=limit, target_bytes=target)
-    if tiling is None:
-        needed = max(limit, 1)
-        while tilings(budget_bytes=needed, target_bytes=needed) is None:
-            needed += -(-needed // 8)
-        times = math.ceil(10 * (needed + budget.budget_bytes - limit) / max(budget.budget_bytes, 1)) / 10
-        raise ParameterError(
-            f"--memory is too small for one chunk of {spec.input} with its halo, which takes "
-            f"{format_bytes(needed)}: raise it to {times:g} times as much"
-        )
+    if tiling is None or tiling.count > MOST_CHUNKS:
+        needed = _needed(limit, tilings)
+        if most_bytes is not None and needed > most_bytes:
+            raise ParameterError(
+                f"one chunk of {spec.input} with its halo takes {format_bytes(needed)}, more than the "
+                f"{format_bytes(most_bytes)} that --statistics takes: leave it out"
+            )
+        what = f"one chunk of {spec.input} with its halo"
+        if tiling is not None:
+            what = f"{spec.input}, which would be cut into {tiling.count:,} chunks, more than {MOST_CHUNKS:,}"
+        times = math.ceil(100 * (needed + reserved) / max(budget.budget_bytes, 1)) / 100
+        raise MemoryTooSmall(f"--memory is too small for {what}", times)
     reader.expect(
         [
             [(max(start - before, 0), min(start + extent + after, length)) for start in range(0, length, extent)]
@@ -96,6 +93,22 @@ def plan_image(
         ]
     )
     return Plan(chunks=_chunks(tiling, source, header.dtype, (further,) if further else ()))
+
+
+def _needed(limit: int, tilings: Callable[..., Tiling | None]) -> int:
+    """The least bytes of a chunk, to 1 in 64, beyond a limit that is too low."""
+
+    def fits(nbytes: int) -> bool:
+        tiling = tilings(budget_bytes=nbytes, target_bytes=nbytes)
+        return tiling is not None and tiling.count <= MOST_CHUNKS
+
+    low, high = limit, max(2 * limit, 1)
+    while not fits(high):
+        low, high = high, 2 * high
+    while high - low > high >> 6:
+        middle = (low + high) // 2
+        low, high = (low, middle) if fits(middle) else (middle, high)
+    return high
 
 
 def _grain(reader: ImageReader, form: ImageFormat, header: ImageHeader) -> tuple[int, ...]:

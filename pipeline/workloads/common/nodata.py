@@ -5,13 +5,38 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.formats.image.base import ImageReader, Region
+from pipeline.errors import ParameterError
+from pipeline.formats.image.base import ImageHeader, ImageReader, Region
+from pipeline.formats.image.metadata.geotiff import NODATA, GeoTags, holds, nodata_of
 from pipeline.workloads.common.samples import module_of
+
+
+def nodata_in_force(given: float | None, header: ImageHeader, path: Path) -> float | None:
+    """The nodata value that is given, or else that the image states, as its samples hold it. ParameterError if they
+    cannot."""
+    if given is not None and not holds(header.dtype, given):
+        raise ParameterError(f"--nodata {given:g}: {path} is {header.dtype.name}, which cannot have it")
+    nodata = nodata_of(header.metadata, header.dtype) if given is None else given
+    return nodata if nodata is None or header.dtype.kind != "f" else float(header.dtype.type(nodata))
+
+
+def missing_as_nan(samples: Any, nodata: float) -> Any:
+    """A copy of a NumPy or CuPy array of floats with NaN for samples of the nodata value."""
+    return module_of(samples).where(samples == samples.dtype.type(nodata), samples.dtype.type(np.nan), samples)
+
+
+def missing_is_nan(header: ImageHeader) -> ImageHeader:
+    """The header of an image whose missing samples are NaN instead of the nodata value that it states."""
+    place = header.metadata.get("geo")
+    if not isinstance(place, GeoTags) or place.nodata is None:
+        return header
+    return replace(header, metadata={**header.metadata, "geo": GeoTags({**place.values, NODATA: b"nan\0"})})
 
 
 class MissingAsNan(ImageReader):

@@ -13,8 +13,9 @@ from pydantic import Field
 from kernels.bilateral import MAX_SIZE, default_sizes
 from kernels.bilateral import bilateral as filtered
 from pipeline.errors import ParameterError
+from pipeline.workloads.common.extents import OR_TEXT
 from pipeline.workloads.common.samples import computed_in_floats
-from pipeline.workloads.filters.window import Axes
+from pipeline.workloads.filters.window import Axes, NanPolicy, NoData
 from pipeline.workloads.operator import image_operator
 
 SigmaRange = Annotated[
@@ -24,8 +25,8 @@ SigmaRange = Annotated[
     ),
 ]
 SigmaSpatial = Annotated[
-    tuple[Annotated[float, Field(gt=0, allow_inf_nan=False)], ...],
-    Field(description="standard deviation of distance in pixels, for all axes or for each: 2 or 1,2"),
+    tuple[Annotated[float, Field(gt=0, allow_inf_nan=False), *OR_TEXT], ...],
+    Field(description="standard deviation of distance in pixels, for all axes or for each: 2 or 1,2, or a length: 2um"),
 ]
 OddSize = Annotated[
     tuple[Annotated[int, Field(ge=1, le=MAX_SIZE)], ...] | None,
@@ -53,7 +54,14 @@ def _halo(asked: Any, axes: int) -> Sequence[int]:
 
 
 def _define(
-    block: NDArray[np.float64], *, sigma_range: float, sigma_spatial: Any, size: Any, axes: tuple[int, ...], out: Any
+    block: NDArray[np.float64],
+    *,
+    sigma_range: float,
+    sigma_spatial: Any,
+    size: Any,
+    axes: tuple[int, ...],
+    nan_policy: str,
+    out: Any,
 ) -> None:
     """The same by its definition: a weighted mean of each window."""
     sigmas, sizes = _window(size, sigma_spatial, len(axes))
@@ -65,8 +73,10 @@ def _define(
         *[(np.arange(n) - n // 2) / sigma for n, sigma in zip(sizes, sigmas, strict=True)], indexing="ij"
     )
     weights = np.exp(-0.5 * ((apart / sigma_range) ** 2 + sum(grid**2 for grid in grids)))
-    along = tuple(range(-len(axes), 0))
-    out[...] = (weights * windows).sum(along) / weights.sum(along)
+    along, total = tuple(range(-len(axes), 0)), np.nansum if nan_policy == "omit" else np.sum
+    with np.errstate(invalid="ignore"):
+        out[...] = total(weights * windows, along) / total(weights, along)
+    out[np.isnan(centre)] = np.nan
 
 
 def _tolerance(dtype: np.dtype[Any]) -> float:
@@ -82,7 +92,12 @@ def _computes_in(stored: np.dtype[Any]) -> np.dtype[Any]:
 
 
 @image_operator(  # type: ignore[untyped-decorator]
-    halo=_halo, computes_in=_computes_in, reference=_define, tolerance=_tolerance, keeps_range=True
+    halo=_halo,
+    computes_in=_computes_in,
+    reference=_define,
+    tolerance=_tolerance,
+    keeps_range=True,
+    missing_as_nan=True,
 )
 def bilateral(
     block: Any,
@@ -91,11 +106,20 @@ def bilateral(
     sigma_spatial: SigmaSpatial = (1.0,),
     size: OddSize = None,
     axes: Axes = None,
+    nan_policy: NanPolicy = "propagate",
+    nodata: NoData = None,
     out: Any,
     stream: Any,
+    edges: Any,
+    xp: Any,
 ) -> None:
     """Smooth, but not across edges: a mean over neighbours with similar values."""
     assert axes is not None
     sigmas, sizes = _window(size, sigma_spatial, len(axes))
     options: dict[str, Any] = {"axes": axes, "out": out, "workers": 1, "stream": stream}
-    filtered(block, sigma_range, sigmas, size=sizes, mode="valid", **options)
+    omits = nan_policy == "omit" and block.dtype.kind == "f"
+    # Values that are so far from all others have the weight 0.
+    far = xp.where(xp.isnan(block), np.finfo(block.dtype).max / 4, block) if omits else block
+    filtered(far, sigma_range, sigmas, size=sizes, mode="valid", **options)
+    if omits:
+        xp.copyto(out, np.nan, where=xp.isnan(edges.wanted(block)))

@@ -17,14 +17,24 @@ from pydantic import Field
 from kernels.smoothing import box as box_filter
 from kernels.smoothing import gaussian as gaussian_filter
 from kernels.smoothing.window import Window, box_window, gaussian_windows
+from pipeline.formats.image.base import ImageHeader
+from pipeline.workloads.common.extents import OR_TEXT
+from pipeline.workloads.common.gaussians import definition_of
 from pipeline.workloads.common.samples import computed_in, computed_in_floats
-from pipeline.workloads.filters.window import Axes, Size, modes
+from pipeline.workloads.filters.window import Axes, NanPolicy, NoData, Size, modes
 from pipeline.workloads.operator import image_operator
 from pipeline.workloads.operator.edges import Edges
 
 Sigma = Annotated[
-    tuple[Annotated[float, Field(ge=0, allow_inf_nan=False)], ...],
-    Field(description="standard deviation of the Gaussian in pixels, for all axes or for each: 2 or 1.5,3"),
+    tuple[Annotated[float, Field(ge=0, allow_inf_nan=False), *OR_TEXT], ...],
+    Field(
+        description="standard deviation of the Gaussian in pixels, for all axes or for each: 2 or 1.5,3, or a length: "
+        "2um"
+    ),
+]
+Order = Annotated[
+    tuple[Annotated[int, Field(ge=0, le=3)], ...] | None,
+    Field(description="derivative along each axis, 0 to 3, per pixel; float32 for integer images [default: 0]"),
 ]
 Ratio = Annotated[float, Field(gt=1, allow_inf_nan=False, description="of the wider Gaussian's deviation to --sigma")]
 Amount = Annotated[float, Field(ge=0, allow_inf_nan=False, description="how much of the difference is added")]
@@ -35,7 +45,8 @@ Gaussian = tuple[Sequence[float], Sequence[int]]  # deviation, for all axes or f
 def _operator(**options: Any) -> Callable[[Callable[..., Any]], Any]:
     """Infinities and NaN go through without warnings."""
     silent = np.errstate(divide="ignore", invalid="ignore", over="ignore")
-    return lambda function: image_operator(silent(function), **{"computes_in": computed_in_floats} | options)
+    usual: dict[str, Any] = {"computes_in": computed_in_floats, "missing_as_nan": True}
+    return lambda function: image_operator(silent(function), **usual | options)
 
 
 def _each(name: str, values: Any, axes: int) -> tuple[Any, ...]:
@@ -44,18 +55,26 @@ def _each(name: str, values: Any, axes: int) -> tuple[Any, ...]:
     return tuple(values) * (axes // len(values))
 
 
-def _windows(sigma: Sequence[float], orders: Sequence[int], dtype: Any = np.float32) -> list[Window]:
-    """Of float32, which reach at least as far as those of every other type."""
-    axes = range(len(orders))
+def _windows(
+    of: Gaussian, axes: Sequence[int], dtype: Any = np.float32, *, nan_policy: str = "propagate"
+) -> list[Window]:
+    """Those of float32 along neighbouring axes reach at least as far as all others."""
+    sigma, orders = of
     sigmas = _each("sigma", sigma, len(orders))
-    return gaussian_windows(axes, sigmas, ["reflect"] * len(axes), np.dtype(dtype), orders=orders)
+    direct, border_modes = nan_policy == "omit", ["reflect"] * len(axes)
+    return gaussian_windows(axes, sigmas, border_modes, np.dtype(dtype), orders=orders, direct=direct)
+
+
+def _policy(asked: Any) -> str:
+    return getattr(asked, "nan_policy", "propagate")
 
 
 def _reach_of(gaussians: Callable[..., list[Gaussian]]) -> Callable[[Any, int], Reach]:
     """Samples that the Gaussians of an operator's parameters look at along each axis."""
 
     def reach(asked: Any, axes: int) -> Reach:
-        found = [_windows(*each) for each in gaussians(axes, **asked.own())]
+        policy = _policy(asked)
+        found = [_windows(each, range(axes), nan_policy=policy) for each in gaussians(axes, **asked.own())]
         return [
             (max(each.before for each in along), max(each.after for each in along))
             for along in zip(*found, strict=True)
@@ -64,22 +83,25 @@ def _reach_of(gaussians: Callable[..., list[Gaussian]]) -> Callable[[Any, int], 
     return reach
 
 
-def _smoothed(block: Any, of: Gaussian, axes: Any, edges: Edges, stream: Any) -> Any:
+def _smoothed(block: Any, of: Gaussian, axes: Any, edges: Edges, stream: Any, nan_policy: str = "propagate") -> Any:
     """A Gaussian of the wanted part of a block, in float32 or float64."""
     sigma, orders = of
     if block.dtype.kind != "f":
         block = block.astype(np.float32)
-    part, offset = _looked_at(block, of, axes, edges, ["valid"] * len(axes))
+    part, offset = _looked_at(block, of, axes, edges, ["valid"] * len(axes), nan_policy)
     sigmas = _each("sigma", sigma, len(axes))
-    options: dict[str, Any] = {"order": orders, "axes": axes, "offset": offset}
+    options: dict[str, Any] = {"order": orders, "axes": axes, "offset": offset, "nan_policy": nan_policy}
     return gaussian_filter(part, sigmas, mode="valid", workers=1, stream=stream, **options)
 
 
-def _looked_at(block: Any, of: Gaussian, axes: Any, edges: Edges, border_modes: Sequence[str]) -> tuple[Any, list[int]]:
+def _looked_at(
+    block: Any, of: Gaussian, axes: Any, edges: Edges, border_modes: Sequence[str], nan_policy: str
+) -> tuple[Any, list[int]]:
     """The part of a block that a Gaussian in its dtype looks at, and its first coordinates. Halos are those of float32,
     which has the longest windows; axes of other modes than valid are not cut."""
     cut, offset = [slice(0, n) for n in block.shape], []
-    for axis, window, mode in zip(axes, _windows(*of, block.dtype), border_modes, strict=True):
+    windows = _windows(of, axes, block.dtype, nan_policy=nan_policy)
+    for axis, window, mode in zip(axes, windows, border_modes, strict=True):
         before, after = edges.halo[axis]
         if mode == "valid":
             cut[axis] = slice(before - window.before, block.shape[axis] - (after - window.after))
@@ -87,9 +109,33 @@ def _looked_at(block: Any, of: Gaussian, axes: Any, edges: Edges, border_modes: 
     return block[tuple(cut)], offset
 
 
-def _wanted(block: Any, edges: Edges) -> Any:
-    """The block without its halo."""
-    return block[tuple(slice(before, n - after) for n, (before, after) in zip(block.shape, edges.halo, strict=True))]
+def _described(gaussians: Callable[..., list[Gaussian]]) -> Callable[..., dict[str, str]]:
+    """For the receipt: the definition of each Gaussian of an operator's parameters."""
+
+    def describe(asked: Any, axes: Sequence[int], within: np.dtype[Any], header: ImageHeader) -> dict[str, str]:
+        letters, result = [header.axes[axis] for axis in axes], header.dtype
+        if gaussians is not _derived:  # see `_smoothed`
+            within = result = within if within.kind == "f" else np.dtype(np.float32)
+        found: dict[str, list[str]] = {}
+        for sigma, orders in gaussians(len(axes), **asked.own()):
+            windows = _windows((sigma, orders), axes, within, nan_policy=_policy(asked))
+            said = definition_of(windows, letters, within, result)
+            sigmas = found.setdefault(said, [])
+            sigmas += [each for each in [",".join(f"{one:g}" for one in sigma)] if each not in sigmas]
+        if len(found) == 1:
+            return {"gaussian": next(iter(found))}
+        return {"gaussian": "; ".join(f"sigma {' and '.join(sigmas)}: {said}" for said, sigmas in found.items())}
+
+    return describe
+
+
+def _of(gaussians: Callable[..., list[Gaussian]]) -> dict[str, Any]:
+    """Options of an operator of these Gaussians."""
+    return {"halo": _reach_of(gaussians), "remarks": _described(gaussians), "anchored": True}
+
+
+def _derived(axes: int, /, *, sigma: Any, order: Any, **_: Any) -> list[Gaussian]:
+    return [(sigma, _each("order", order or (0,), axes))]
 
 
 def _one(axes: int, /, *, sigma: Any, **_: Any) -> list[Gaussian]:
@@ -108,13 +154,33 @@ def _float_of(source: np.dtype[Any]) -> np.dtype[Any]:
     return np.dtype(np.float64 if computed_in(source) == np.float64 else np.float32)
 
 
-@_operator(halo=_reach_of(_one), anchored=True, keeps_range=True, keeps_rows=True)
-def gaussian(block: Any, *, sigma: Sigma, axes: Axes = None, out: Any, stream: Any, edges: Any) -> None:
-    """Smooth with a Gaussian."""
+def _dtype_derived(source: np.dtype[Any], asked: Any) -> np.dtype[Any]:
+    return _float_of(source) if any(asked.order or ()) and source.kind != "f" else source
+
+
+def _is_mean(asked: Any) -> bool:
+    return not any(asked.order or ())
+
+
+@_operator(**_of(_derived), dtype=_dtype_derived, keeps_range=_is_mean, keeps_rows=True, missing_as_nan=_is_mean)
+def gaussian(
+    block: Any,
+    *,
+    sigma: Sigma,
+    order: Order = None,
+    axes: Axes = None,
+    nan_policy: NanPolicy = "propagate",
+    nodata: NoData = None,
+    out: Any,
+    stream: Any,
+    edges: Any,
+) -> None:
+    """Smooth with a Gaussian, or take derivatives of the smoothed image."""
     assert axes is not None
     found, sigmas = modes(block, out, axes), _each("sigma", sigma, len(axes))
-    part, offset = _looked_at(block, (sigma, (0,) * len(axes)), axes, edges, found)
-    options: dict[str, Any] = {"axes": axes, "offset": offset}
+    of = _derived(len(axes), sigma=sigma, order=order)[0]
+    part, offset = _looked_at(block, of, axes, edges, found, nan_policy)
+    options: dict[str, Any] = {"axes": axes, "offset": offset, "order": of[1], "nan_policy": nan_policy}
     gaussian_filter(part, sigmas, mode=found, out=out, workers=1, stream=stream, **options)
 
 
@@ -128,25 +194,48 @@ def _has_long_side(asked: Any) -> bool:
 
 
 @_operator(halo=_box_reach, computes_in=computed_in, keeps_range=True, keeps_rows=True, anchored=_has_long_side)
-def box(block: Any, *, size: Size = None, axes: Axes = None, out: Any, stream: Any, edges: Any) -> None:
+def box(
+    block: Any,
+    *,
+    size: Size = None,
+    axes: Axes = None,
+    nan_policy: NanPolicy = "propagate",
+    nodata: NoData = None,
+    out: Any,
+    stream: Any,
+    edges: Any,
+) -> None:
     """Take the mean over a box around each pixel."""
     assert axes is not None
-    options: dict[str, Any] = {"axes": axes, "out": out, "workers": 1, "stream": stream}
+    options: dict[str, Any] = {"axes": axes, "nan_policy": nan_policy, "out": out, "workers": 1, "stream": stream}
     options["offset"] = [edges.first[axis] for axis in axes]
     box_filter(block, _each("size", size or (3,), len(axes)), mode=modes(block, out, axes), **options)
 
 
-@_operator(halo=_reach_of(_two), anchored=True, dtype=_float_of)
+@_operator(**_of(_two), dtype=_float_of)
 def dog(
-    block: Any, *, sigma: Sigma = (1.0,), ratio: Ratio = 1.6, axes: Axes = None, out: Any, stream: Any, edges: Any
+    block: Any,
+    *,
+    sigma: Sigma = (1.0,),
+    ratio: Ratio = 1.6,
+    axes: Axes = None,
+    nan_policy: NanPolicy = "propagate",
+    nodata: NoData = None,
+    out: Any,
+    stream: Any,
+    edges: Any,
+    xp: Any,
 ) -> None:
     """Difference of two Gaussians: keep structures of about --sigma, without their background."""
     assert axes is not None
-    narrow, wide = (_smoothed(block, each, axes, edges, stream) for each in _two(len(axes), sigma=sigma, ratio=ratio))
+    both = _two(len(axes), sigma=sigma, ratio=ratio)
+    narrow, wide = (_smoothed(block, each, axes, edges, stream, nan_policy) for each in both)
     out[...] = narrow - wide
+    if nan_policy == "omit":
+        xp.copyto(out, np.nan, where=xp.isnan(edges.wanted(block)))
 
 
-@_operator(halo=_reach_of(_second_derivatives), anchored=True, dtype=_float_of)
+@_operator(**_of(_second_derivatives), dtype=_float_of, missing_as_nan=False)
 def log(block: Any, *, sigma: Sigma = (2.0,), axes: Axes = None, out: Any, stream: Any, edges: Any) -> None:
     """Laplacian of Gaussian: the sum of the smoothed image's second derivatives, negative on bright spots."""
     assert axes is not None
@@ -154,13 +243,15 @@ def log(block: Any, *, sigma: Sigma = (2.0,), axes: Axes = None, out: Any, strea
     out[...] = sum(_smoothed(block, each, axes, edges, stream) for each in derivatives)
 
 
-@_operator(halo=_reach_of(_one), anchored=True, keeps_range=False)
+@_operator(**_of(_one), keeps_range=False)
 def unsharp(
     block: Any,
     *,
     sigma: Sigma = (1.0,),
     amount: Amount = 1.0,
     axes: Axes = None,
+    nan_policy: NanPolicy = "propagate",
+    nodata: NoData = None,
     out: Any,
     stream: Any,
     edges: Any,
@@ -168,8 +259,8 @@ def unsharp(
 ) -> None:
     """Sharpen by an unsharp mask: add the difference from the smoothed image; integers saturate."""
     assert axes is not None
-    smooth = _smoothed(block, (sigma, (0,) * len(axes)), axes, edges, stream)
-    image = _wanted(block, edges).astype(smooth.dtype)
+    smooth = _smoothed(block, (sigma, (0,) * len(axes)), axes, edges, stream, nan_policy)
+    image = edges.wanted(block).astype(smooth.dtype)
     sharp = image + smooth.dtype.type(amount) * (image - smooth)
     if out.dtype.kind != "f":
         ends = np.iinfo(out.dtype)
@@ -177,33 +268,78 @@ def unsharp(
     out[...] = sharp
 
 
-@_operator(halo=_reach_of(_one), anchored=True, dtype=_float_of, name="subtract-background")
+@_operator(**_of(_one), dtype=_float_of, name="subtract-background")
 def subtract_background(
-    block: Any, *, sigma: Sigma = (50.0,), axes: Axes = None, out: Any, stream: Any, edges: Any, xp: Any
+    block: Any,
+    *,
+    sigma: Sigma = (50.0,),
+    axes: Axes = None,
+    nan_policy: NanPolicy = "propagate",
+    nodata: NoData = None,
+    out: Any,
+    stream: Any,
+    edges: Any,
+    xp: Any,
 ) -> None:
     """Subtract the background, a wide Gaussian of the image."""
     assert axes is not None
-    xp.subtract(_wanted(block, edges), _smoothed(block, (sigma, (0,) * len(axes)), axes, edges, stream), out=out)
+    background = _smoothed(block, (sigma, (0,) * len(axes)), axes, edges, stream, nan_policy)
+    xp.subtract(edges.wanted(block), background, out=out)
 
 
-@_operator(halo=_reach_of(_one), anchored=True, dtype=_float_of, name="divide-background")
+@_operator(**_of(_one), dtype=_float_of, name="divide-background")
 def divide_background(
-    block: Any, *, sigma: Sigma = (50.0,), axes: Axes = None, out: Any, stream: Any, edges: Any, xp: Any
+    block: Any,
+    *,
+    sigma: Sigma = (50.0,),
+    axes: Axes = None,
+    nan_policy: NanPolicy = "propagate",
+    nodata: NoData = None,
+    out: Any,
+    stream: Any,
+    edges: Any,
+    xp: Any,
 ) -> None:
     """Divide by the background, a wide Gaussian of the image: uneven light becomes even."""
     assert axes is not None
-    xp.divide(_wanted(block, edges), _smoothed(block, (sigma, (0,) * len(axes)), axes, edges, stream), out=out)
+    background = _smoothed(block, (sigma, (0,) * len(axes)), axes, edges, stream, nan_policy)
+    xp.divide(edges.wanted(block), background, out=out)
 
 
 @_operator(halo=_box_reach, dtype=_float_of, anchored=_has_long_side)
-def deviation(block: Any, *, size: Size = None, axes: Axes = None, out: Any, stream: Any, edges: Any, xp: Any) -> None:
+def deviation(
+    block: Any,
+    *,
+    size: Size = None,
+    axes: Axes = None,
+    nan_policy: NanPolicy = "propagate",
+    nodata: NoData = None,
+    out: Any,
+    stream: Any,
+    edges: Any,
+    xp: Any,
+) -> None:
     """Take the standard deviation over a box around each pixel, a measure of contrast, texture and noise."""
     assert axes is not None
     sizes = _each("size", size or (3,), len(axes))
-    samples, values = block.astype(np.float64), math.prod(sizes)
     options: dict[str, Any] = {"mode": "valid", "axes": axes, "workers": 1, "stream": stream}
     options["offset"] = [edges.first[axis] for axis in axes]
-    mean, squares = (box_filter(each, sizes, **options) * values for each in (samples, samples * samples))
-    if block.dtype.kind != "f":  # the sums of integers are exact, so that even images have no deviation
-        mean, squares = xp.rint(mean), xp.rint(squares)
-    out[...] = xp.sqrt(xp.maximum(values * squares - mean * mean, 0)) / values
+
+    def total(values: Any) -> Any:
+        """Over each box. Sums of integers are made exact again, so that even images have no deviation."""
+        found = box_filter(values, sizes, **options) * math.prod(sizes)
+        if block.dtype.kind == "f" and nan_policy != "omit":
+            return found
+        whole = xp.rint(found)
+        if block.dtype.kind != "f":
+            return whole
+        # Of an image whose missing samples are NaN: integers come as float64.
+        return xp.where(abs(found - whole) <= abs(found) * 2.0**-50, whole, found)
+
+    samples, count = block.astype(np.float64), math.prod(sizes)
+    if nan_policy == "omit":
+        missing = xp.isnan(samples)
+        samples[missing] = 0
+        count = total((~missing).astype(np.float64))
+    mean, squares = total(samples), total(samples * samples)
+    out[...] = xp.sqrt(xp.maximum(count * squares - mean * mean, 0)) / count

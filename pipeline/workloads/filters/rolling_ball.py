@@ -5,18 +5,28 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import Field
 
 from kernels.rolling_ball import MAX_RADIUS, apexes
+from pipeline.workloads.common.extents import OR_TEXT
 from pipeline.workloads.common.samples import computed_in
-from pipeline.workloads.filters.window import Axes
+from pipeline.workloads.filters.window import Axes, NoData
 from pipeline.workloads.operator import image_operator
 
-Radius = Annotated[float, Field(gt=0, le=MAX_RADIUS, description="of the ball, in pixels and in units of their values")]
+Radius = Annotated[
+    float,
+    Field(
+        gt=0,
+        le=MAX_RADIUS,
+        description="of the ball, in pixels and in units of their values; a length, 20um, gives pixels",
+    ),
+    *OR_TEXT,
+]
 Background = Annotated[bool, Field(description="write the background instead of the image without it")]
+NanPolicy = Annotated[Literal["omit", "raise"], Field(description="float images: leave NaN out, or refuse it")]
 
 
 def _halo(asked: Any, axes: int) -> Sequence[int]:
@@ -26,13 +36,17 @@ def _halo(asked: Any, axes: int) -> Sequence[int]:
     return [2 * int(asked.radius)] * axes
 
 
-@image_operator(halo=_halo, computes_in=computed_in, name="rolling-ball")  # type: ignore[untyped-decorator]
+@image_operator(  # type: ignore[untyped-decorator]
+    halo=_halo, computes_in=computed_in, name="rolling-ball", missing_as_nan=True
+)
 def rolling_ball(
     block: Any,
     *,
     radius: Radius = 50.0,
     background: Background = False,
     axes: Axes = None,
+    nan_policy: NanPolicy = "omit",
+    nodata: NoData = None,
     out: Any,
     stream: Any,
     edges: Any,
@@ -41,6 +55,7 @@ def rolling_ball(
     """Subtract the background that a ball rolling below the image reaches, as in ImageJ."""
     assert axes is not None
     reach, along = int(radius), [int(axis) for axis in axes]
+    image = edges.wanted(block)
     heights = block.astype(np.float64 if block.dtype == np.float64 else np.float32)
     for sign in (1, -1):  # beyond the image's edges, nothing stops the ball
         replace(edges, mode="constant", cval=sign * math.inf).extend(heights, along)
@@ -48,10 +63,9 @@ def rolling_ball(
         first = tuple(at + reach if axis in along else at for axis, at in enumerate(edges.first))
         edges = replace(edges, first=first)
     if not background:
-        wanted = tuple(
-            slice(2 * reach, -2 * reach or None) if axis in along else slice(None) for axis in range(out.ndim)
-        )
-        heights = block[wanted] - heights
+        heights = image - heights
+    elif image.dtype.kind == "f":
+        xp.copyto(heights, np.nan, where=xp.isnan(image))
     if out.dtype.kind != "f":
         ends = np.iinfo(out.dtype)
         heights = xp.rint(heights).clip(ends.min, ends.max)

@@ -17,8 +17,10 @@ Size = Annotated[
 ]
 Footprint = Annotated[Literal["box", "disk", "ball", "cross"], Field(description="shape of the window")]
 Radius = Annotated[
-    Annotated[int, Field(ge=1, le=MAX_RADIUS)] | None,
-    Field(description=f"pixels on each side of the centre of a disk, ball or cross, 1 … {MAX_RADIUS}"),
+    Annotated[int, Field(ge=1, le=MAX_RADIUS), *OR_TEXT] | None,
+    Field(
+        description=f"pixels on each side of the centre of a disk, ball or cross, 1 … {MAX_RADIUS}, or a length: 2um"
+    ),
 ]
 Axes = Annotated[
     tuple[str, ...] | None,

@@ -62,9 +62,11 @@ def image_operator(
     computes_in: Callable[[Any], Any] | None = None,
     reference: Callable[..., Any] | None = None,
     tolerance: float | Callable[[Any], float] | None = None,
-    keeps_range: bool = False,
+    keeps_range: bool | Callable[[Any], bool] = False,
     anchored: bool | Callable[[Any], bool] = False,
     keeps_rows: bool = False,
+    missing_as_nan: bool | Callable[[Any], bool] = False,
+    remarks: Callable[..., Mapping[str, str]] | None = None,
     name: str | None = None,
     given: Mapping[str, Any] | None = None,
     summary: str | None = None,
@@ -85,18 +87,26 @@ def image_operator(
                 the number of axes; its ValueError is the user's mistake, such as "size must be odd; got 4"
     axes      : letters of the axes that f works along, such as "YX"; None: Y, X, and Z of volumes. A parameter
                 `axes: tuple[str, ...] | None = None` lets the user choose others
-    dtype     : of the result, or a function of the input's; None: the input's
+    dtype     : of the result, or a function of the input's, and of the parameters if it takes two arguments; None:
+                the input's
     computes_in : the dtype of the blocks as a function of the image's, such as float32 for float16; results of the
                 image's dtype are rounded back, and saturate. None: the image's
     reference : the definition, called as f is, with float64 NumPy blocks; None: the audit computes parts of the result
                 again, cut otherwise
     tolerance : of the audit: in sample values for integers, relative to the largest value for floats; or a function of
                 the result's dtype; None: see `pipeline.workloads.operator.audit`
-    keeps_range : the result has the input's dtype, and its values lie between those of the input
+    keeps_range : the result has the input's dtype, and its values lie between those of the input; or a function of the
+                parameters that returns whether it does
     anchored  : the result depends on where the block lies (`edges.first`), such as that of a decimated filter; or a
                 function of the parameters that returns whether it does
     keeps_rows : a function that fills `out` also takes it as long as the block along some axes; its results may be
                 anything where the block lacks samples (`pipeline.workloads.filters.window.modes`)
+    missing_as_nan : f gets float blocks with NaN for samples of the nodata value (float64 for integers), and
+                `nan_policy` is "omit" then. NaN in its result become the nodata value, unless `dtype` declares other
+                values. f has parameters `nan_policy` and `nodata`, and does not get the second. Or a function of the
+                parameters that returns whether f can. False: a parameter `nodata` gets the value
+    remarks   : for the plan and the receipt: a function of the parameters, the numbers of the axes, the dtype of the
+                blocks and the result's header
     name      : of the workload; None: the function's
     given     : parameters of f that are no options, with their values, for operators that share a function; each is
                 the attribute of the function's module of its own name, with _ for -
@@ -109,6 +119,8 @@ def image_operator(
         options: dict[str, Any] = {"halo": halo, "axes": axes, "dtype": dtype, "computes_in": computes_in}
         audited: dict[str, Any] = {"reference": reference, "tolerance": tolerance, "keeps_range": keeps_range}
         further: dict[str, Any] = {"given": given or {}, "anchored": anchored, "keeps_rows": keeps_rows}
+        further["missing_as_nan"] = missing_as_nan
+        further["remarks"] = remarks
         made = Definition(name=name or function.__name__, function=function, **options, **audited, **further)
         return ImageOperator(made, summary)
 

@@ -30,6 +30,10 @@ class Edges:
     mode: str
     cval: float
 
+    def wanted(self, block: Any) -> Any:
+        """The block without its halo."""
+        return block[tuple(slice(before, n - after) for n, (before, after) in zip(block.shape, self.halo, strict=True))]
+
     def extend(self, block: Any, axes: Sequence[int]) -> None:
         """Replace what lies beyond the image's edges by what the border mode puts there, in place: a step's result is
         extended like an image of its own.

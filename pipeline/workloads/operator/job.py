@@ -80,8 +80,9 @@ class OperatorJob:
     def summary(self) -> JobSummary:
         header, written = self.header, sum(header.nbytes for _, header in self._written())
         said = remarks(self.axes, header, self.spec.output)
-        for step in self._steps:
-            said |= step.remarks
+        for number, step in enumerate(self._steps, 1):
+            prefix = "" if len(self._steps) == 1 else f"step {number}, "
+            said |= {f"{prefix}{key}": value for key, value in step.remarks.items()}
         return JobSummary(
             shape=header.shape, axes=header.axes, dtype=header.dtype.name, nbytes=self._reader.header.nbytes + written,
             remarks=said,

@@ -17,11 +17,11 @@ import numpy as np
 from kernels.runtime.threads import Interrupted
 from pipeline.errors import InputError, MillraceError, OperatorError, ParameterError
 from pipeline.formats.image.base import ImageHeader, Region
-from pipeline.formats.image.metadata.geotiff import nodata_of
 from pipeline.workloads.common.axes import axes_named, usual_axes
 from pipeline.workloads.common.extents import in_samples
 from pipeline.workloads.common.image_plan import check_cval, grown
-from pipeline.workloads.common.samples import module_of, narrow, widened
+from pipeline.workloads.common.nodata import mark_missing, missing_as_nan, missing_is_nan, nodata_in_force
+from pipeline.workloads.common.samples import computed_in_floats, module_of, narrow, widened
 from pipeline.workloads.operator.edges import Edges
 from pipeline.workloads.operator.parameters import OperatorParameters, is_untyped
 
@@ -42,10 +42,12 @@ class Definition:
     computes_in: Callable[[np.dtype[Any]], np.dtype[Any]] | None = None
     reference: Callable[..., Any] | None = None
     tolerance: float | Callable[[np.dtype[Any]], float] | None = None
-    keeps_range: bool = False
+    keeps_range: bool | Callable[[Any], bool] = False
     given: Mapping[str, Any] = field(default_factory=dict)
     anchored: bool | Callable[[Any], bool] = False
     keeps_rows: bool = False
+    missing_as_nan: bool | Callable[[Any], bool] = False
+    remarks: Callable[..., Mapping[str, str]] | None = None
 
 
 class Step:
@@ -67,25 +69,28 @@ class Step:
         path: Path,
     ) -> None:
         """`arguments`: the function's, besides the block and what it asks the engine for; `path`: of the input."""
-        in_pixels, extents = in_samples(parameters, ("size",), source, path)
+        in_pixels, extents = in_samples(parameters, source, path)
         if in_pixels is not parameters:
             parameters, arguments = in_pixels, in_pixels.own()
         self.definition, self.parameters, self._path = definition, parameters, path
         self._arguments = {**definition.given, **arguments}
         self.remarks: dict[str, Any] = dict(extents)
-        if "nodata" in self._arguments:
-            if self._arguments["nodata"] is None:
-                self._arguments["nodata"] = nodata_of(source.metadata, source.dtype)
-            if self._arguments["nodata"] is not None:
-                self.remarks["nodata"] = f"{self._arguments['nodata']:g}, left out"
+        self._take_nodata(source)
         self.header = source
-        if not definition.keeps_range:
+        keeps_range = definition.keeps_range
+        # Any number, 0 above all, may be a difference: their missing samples are NaN.
+        self._marked = self._nodata
+        if not (keeps_range(parameters) if callable(keeps_range) else keeps_range):
             self.header = source.of_other_values(self._dtype(source.dtype))
+            if self._nodata is not None and definition.dtype is not None:
+                self.header, self._marked = missing_is_nan(self.header), None
         self._source = source.dtype
         self._within = source.dtype if definition.computes_in is None else definition.computes_in(source.dtype)
+        if self._nodata is not None:
+            self._within = computed_in_floats(source.dtype) if source.dtype.kind == "f" else np.dtype(np.float64)
         self.work_bytes = 0
         if self._within != source.dtype:
-            self.work_bytes = self._within.itemsize
+            self.work_bytes = self._within.itemsize * (1 if self._nodata is None else 2)
             self.remarks["computed in"] = self._within.name
         if parameters.mode == "constant":
             check_cval(parameters.cval, source, path)
@@ -93,6 +98,39 @@ class Step:
         self.halo = self._declared_halo(len(source.shape))
         if self._arguments.get("size", ()) is None and "footprint" not in self._arguments:
             self.remarks["window"] = ",".join(str(sum(self.halo[axis]) + 1) for axis in self.axes)
+        if definition.remarks is not None:
+            self.remarks |= definition.remarks(self.parameters, self.axes, self._within, self.header)
+
+    def _take_nodata(self, source: ImageHeader) -> None:
+        """How the function gets missing samples: their value as `nodata`, or NaN that it omits."""
+        asked, arguments, by_nan = self.parameters, self._arguments, self.definition.missing_as_nan
+        given, leaves_out = arguments.get("nodata"), "nodata" in arguments
+        nodata = nodata_in_force(given, source, self._path)
+        self._nodata: float | None = None  # that the function gets as NaN
+        if by_nan:
+            del arguments["nodata"]
+            policy, is_derived = arguments["nan_policy"], callable(by_nan) and not by_nan(asked)
+            options = {
+                "--order": is_derived,
+                "--nan-policy raise": policy == "raise",
+                "--cval nan": math.isnan(asked.cval),
+            }
+            against = next((option for option, is_given in options.items() if is_given), None)
+            if against is not None and (given is not None or policy == "omit"):
+                asks = "--nan-policy omit" if given is None else "--nodata"
+                raise ParameterError(f"{asks} leaves pixels out, which does not fit {against}: pass one of them")
+            leaves_out = against is None
+        if nodata is None:
+            return
+        if not leaves_out:
+            self.remarks["nodata"] = f"{nodata:g}, taken by {self.definition.name} like any other value"
+            return
+        self.remarks["nodata"] = f"{nodata:g}, left out"
+        if by_nan:
+            self._nodata, arguments["nan_policy"] = nodata, "omit"
+            self.parameters = asked.model_copy(update={"nan_policy": "omit"})
+        else:
+            arguments["nodata"] = nodata
 
     @property
     def is_anchored(self) -> bool:
@@ -103,7 +141,8 @@ class Step:
     def _dtype(self, source: np.dtype[Any]) -> np.dtype[Any]:
         declared = self.definition.dtype
         if inspect.isfunction(declared):
-            declared = declared(source)
+            asked = (self.parameters,) if len(inspect.signature(declared).parameters) > 1 else ()
+            declared = declared(source, *asked)
         try:
             return source if declared is None else np.dtype(declared)
         except TypeError as error:
@@ -163,29 +202,47 @@ class Step:
 
     def apply(self, function: Callable[..., Any], samples: Any, region: Region, out: Any, stream: Any = None) -> None:
         """Fill `out` with what the function makes of a region, block by block, or all at once if it fills `out`."""
-        if function is not self.definition.function or self._within == self._source:
-            self._fill(function, samples, region, out, stream)
-            return
+        is_own = function is self.definition.function
         try:
-            samples = widened(samples, self._within, exactly=True)
+            if is_own and self._within != self._source:
+                samples = widened(samples, self._within, exactly=True)
+            if self.definition.missing_as_nan:
+                samples = self._with_nan(samples, region, out)
         except InputError as error:
             raise self._about(error, region) from error
-        if out.dtype != self._source:  # a result of another dtype is computed as it is
+        if not is_own or self._within == self._source or out.dtype != self._source:
+            # A result of another dtype is computed as it is.
             self._fill(function, samples, region, out, stream)
+            if self._marked is not None:
+                mark_missing(out, self._marked, stream)
             return
         values = module_of(out).empty(out.shape, self._within)
         self._fill(function, samples, region, values, stream)
-        narrow(values, out)
+        narrow(values, out, nodata=self._marked)
+
+    def _with_nan(self, samples: Any, region: Region, out: Any) -> Any:
+        """Samples with NaN for those that are missing. What lies beyond the edges counts."""
+        refuses = self._arguments["nan_policy"] == "raise" and samples.dtype.kind == "f"
+        if refuses and bool(module_of(samples).isnan(samples).any()):
+            raise InputError("image contains NaN; replace them, or choose another --nan-policy")
+        if self._nodata is None:
+            return samples
+        samples = missing_as_nan(samples, self._nodata)
+        if self.parameters.mode == "constant":
+            self._edges(samples, region, out).extend(samples, range(samples.ndim))
+        return samples
+
+    def _edges(self, samples: Any, region: Region, out: Any) -> Edges:
+        halo, asked = self._halo(samples, out), self.parameters
+        return Edges(
+            first=grown(region, halo).start, halo=halo, shape=self.header.shape, mode=asked.mode, cval=asked.cval
+        )
 
     def _fill(self, function: Callable[..., Any], samples: Any, region: Region, out: Any, stream: Any) -> None:
         asked = _parameters_of(function)
         if fills_out(asked):
             special = {"axes": self.axes, "out": out, "stream": stream, "xp": module_of(out)}
-            halo, asked_for = self._halo(samples, out), self.parameters
-            special["edges"] = Edges(
-                first=grown(region, halo).start, halo=halo, shape=self.header.shape, mode=asked_for.mode,
-                cval=asked_for.cval,
-            )  # fmt: skip
+            special["edges"] = self._edges(samples, region, out)
             arguments: Mapping[str, Any] = {
                 **self._arguments,
                 **{name: special[name] for name in special if name in asked},

@@ -18,14 +18,15 @@ from pipeline.codecs.packed import PackedBlocks
 from pipeline.errors import InputError, OutputError, ParameterError
 from pipeline.formats import image as images
 from pipeline.formats.image.base import ImageWriter
-from pipeline.formats.image.metadata.geotiff import holds, nodata_of
+from pipeline.formats.image.metadata.geotiff import nodata_of
 from pipeline.storage.partial import Opening
 from pipeline.workloads.common.axes import axes_named, usual_axes
 from pipeline.workloads.common.crop import CroppedReader
 from pipeline.workloads.common.extents import in_samples
+from pipeline.workloads.common.gaussians import definition_of
 from pipeline.workloads.common.halo import pack_with_borders, read_with_borders
 from pipeline.workloads.common.image_plan import check_cval, grown, plan_image, remarks
-from pipeline.workloads.common.nodata import MissingAsNan, mark_missing
+from pipeline.workloads.common.nodata import MissingAsNan, mark_missing, nodata_in_force
 from pipeline.workloads.common.samples import computed_in, computed_in_floats, module_of, narrow, widened
 from pipeline.workloads.common.statistics import ImageStatistics
 from pipeline.workloads.paths import refuse_same_file
@@ -65,7 +66,7 @@ class SmoothingJob:
         try:
             refuse_same_file(spec)
             self.header = self._reader.header
-            self.parameters, self._extents = in_samples(self.parameters, ("size", "sigma"), self.header, spec.input)
+            self.parameters, self._extents = in_samples(self.parameters, self.header, spec.input)
             stored = self.header
             self._stored = stored.dtype
             self._nodata = self._missing()
@@ -107,10 +108,8 @@ class SmoothingJob:
 
     def _missing(self) -> float | None:
         """The nodata value in force: samples that have it are left out, as NaN are then too."""
-        given, asked, dtype = self.parameters.nodata, self.parameters, self.header.dtype
-        if given is not None and not holds(dtype, given):
-            raise ParameterError(f"--nodata {given:g}: {self.spec.input} is {dtype.name}, which cannot have it")
-        nodata = nodata_of(self.header.metadata, self.header.dtype) if given is None else given
+        asked = self.parameters
+        nodata = nodata_in_force(asked.nodata, self.header, self.spec.input)
         cannot = any(asked.order or ()) or asked.nan_policy == "raise" or math.isnan(asked.cval)
         if nodata is None or cannot:
             return None
@@ -136,7 +135,8 @@ class SmoothingJob:
         within = {} if self._within == self._stored else {"computed in": self._within.name}
         if self.parameters.filter == "box":
             return within
-        return within | {"gaussian": "decimated" if any(window.decimation for window in self._windows) else "direct"}
+        letters = [self.header.axes[axis] for axis in self._axes]
+        return within | {"gaussian": definition_of(self._windows, letters, self._within, self.header.dtype)}
 
     # What is asked for
 

@@ -770,16 +770,31 @@ def test_chunks_are_made_larger_rather_than_too_many(folder, millrace, monkeypat
     assert (code, 1 < json.loads(out)["chunks"] <= 10) == (0, True)
     code, _, err = millrace(*arguments, "--memory", "1MiB")
     assert code == 2
-    times = re.search(r"--memory is too small for long.npy, .* chunks, more than 10: raise it to (\d+) times", err)
-    assert times, err
-    assert millrace(*arguments, "--memory", f"{times[1]}MiB")[0] == 0
+    enough = re.search(
+        r"--memory is too small for long.npy, .* chunks, more than 10: pass --memory (\S+);", err.strip()
+    )
+    assert enough, err
+    assert millrace(*arguments, "--memory", enough[1])[0] == 0
 
 
-def test_too_little_memory_says_how_much_is_enough(folder, millrace):
-    np.save(folder / "wide.npy", np.zeros((300, 5000, 3)))
-    arguments = ("run", "smooth", "wide.npy", "out.npy", "--size", "255", "--dry-run", "--memory")
-    code, _, err = millrace(*arguments, "1MiB")
-    assert code == 2
-    times = re.search(r"which takes \S+ \SiB: raise it to ([\d.]+) times as much$", err.strip())
-    assert times, err
-    assert millrace(*arguments, f"{times[1]}MiB")[0] == 0
+@pytest.mark.parametrize("suffix", ["npy", "tif"])
+def test_too_little_memory_says_how_much_is_enough(folder, millrace, suffix):
+    """Of files without compression and with, whose decoded blocks are held."""
+    rng = np.random.default_rng(len(suffix))
+    for sigma, dtype in ((rng.integers(40, 70), np.uint8), (rng.integers(120, 400), np.float32)):
+        samples = np.zeros(rng.integers(100, 200, 2), dtype)
+        if suffix == "npy":
+            np.save(folder / "in.npy", samples)
+        else:
+            tifffile.imwrite(folder / f"in.{suffix}", samples, compression="zlib", tile=(64, 64))
+        files = (f"in.{suffix}", f"out.{suffix}")
+        arguments = ("run", "dog", *files, "--sigma", str(sigma), "--dry-run", "--device", "cpu", "--memory")
+        code, _, err = millrace(*arguments, "1MiB")
+        assert code == 2
+        enough = re.search(
+            r"--memory is too small for one chunk of \S+ with its halo: pass --memory (\d+)MiB;", err.strip()
+        )
+        assert enough, err
+        assert millrace(*arguments, f"{enough[1]}MiB")[0] == 0
+        code, _, err = millrace(*arguments, f"{int(0.8 * int(enough[1]))}MiB")
+        assert (code, "is too small" in err) == (2, True)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
+import pickle
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 
 from kernels.smoothing import box, gaussian
 from pipeline.engine.devices.device import CpuDevice
 from pipeline.engine.run import RunOptions, plan_job, run_job
-from pipeline.errors import AuditError, ParameterError
+from pipeline.errors import AuditError, MemoryTooSmall, ParameterError
 from pipeline.workloads import JobSpec, workloads
 from pipeline.workloads.smoothing import SmoothingJob
 from tests.images import names_in, read_image, write_image
@@ -39,7 +43,8 @@ def test_chunks_of_a_decimated_gaussian_equal_the_whole(tmp_path, dtype, mode):
     given = {"filter": "gaussian", "sigma": (9, 1.5), "mode": mode, **cval}
     receipt, found = smoothed(tmp_path, samples, "YX", 120_000 * samples.itemsize, **given)
     assert receipt["chunks"] > 1
-    assert receipt["image"]["gaussian"] == "decimated"
+    bound = "1e-5 of the largest magnitude" if dtype == "float32" else "1 step"
+    assert receipt["image"]["gaussian"] == f"decimated along Y and float32 sums along X, within {bound}"
     assert receipt["audit"]["worst_error"] <= (1e-5 if dtype == "float32" else 1.0)
     np.testing.assert_array_equal(found, gaussian(samples, (9, 1.5), mode=mode, cval=9))
 
@@ -77,7 +82,7 @@ def test_a_kernel_with_a_given_end_and_missing_samples_are_smoothed_directly(tmp
     samples = image("float32", (61, 83))
     samples[5, 7] = np.nan if given.get("nan_policy") else 1
     receipt, found = smoothed(tmp_path, samples, "YX", 1 << 20, filter="gaussian", sigma=12, **given)
-    assert receipt["image"]["gaussian"] == "direct"
+    assert receipt["image"]["gaussian"].startswith("float32 sums, within ")
     np.testing.assert_array_equal(found, gaussian(samples, 12, **given))
 
 
@@ -110,12 +115,25 @@ def test_chunks_of_a_wide_box_equal_the_whole(tmp_path, dtype):
     np.testing.assert_array_equal(found, box(samples, (301, 999), mode="wrap"))
 
 
-def test_a_halo_that_no_chunk_can_hold_names_the_memory_it_needs(tmp_path):
+@pytest.mark.parametrize("statistics", [False, True])
+def test_a_halo_that_no_chunk_can_hold_names_the_memory_it_needs(tmp_path, statistics, monkeypatch):
+    monkeypatch.setattr("pipeline.workloads.common.statistics.MAX_SAMPLES", 1 << 20)
     write_image(tmp_path / "in.npy", image("uint8", (3000, 4000)), "YX")
-    parameters = workloads()["smooth"].Parameters(filter="gaussian", sigma=200)
+    parameters = workloads()["smooth"].Parameters(filter="gaussian", sigma=200, statistics=statistics)
     spec = JobSpec(workload="smooth", input=tmp_path / "in.npy", output=tmp_path / "out.npy", parameters=parameters)
-    with pytest.raises(ParameterError, match=r"--memory is too small for one chunk .* with its halo.*raise it to"):
+    said = (
+        r"--statistics takes: leave it out"
+        if statistics
+        else r"--memory is too small for one chunk .* with its halo.*raise it to"
+    )
+    with pytest.raises(ParameterError, match=said) as refused:
         plan_job(spec, CpuDevice(1), RunOptions(memory_bytes=1 << 20))
+    if isinstance(refused.value, MemoryTooSmall):
+        assert str(pickle.loads(pickle.dumps(refused.value))) == str(refused.value)
+        for share, fits in ((1.0, True), (0.95, False)):
+            options = RunOptions(memory_bytes=math.ceil(share * refused.value.times * (1 << 20)))
+            with nullcontext() if fits else pytest.raises(MemoryTooSmall):
+                plan_job(spec, CpuDevice(1), options)
 
 
 @pytest.mark.parametrize("dtype", ["uint16", "float32"])

@@ -29,7 +29,7 @@ def header(steps: Any, axes: str = "ZYX", shape: tuple[int, ...] = SAMPLES.shape
 
 def resolved(given: Any, steps: Any = STEPS, axes: str = "ZYX", shape: tuple[int, ...] = SAMPLES.shape) -> Any:
     asked = workload_named("smooth").Parameters(**given)
-    return in_samples(asked, ("size", "sigma"), header(steps, axes, shape), Path("a.tif"))
+    return in_samples(asked, header(steps, axes, shape), Path("a.tif"))
 
 
 @pytest.mark.parametrize(
@@ -85,24 +85,68 @@ def test_what_is_no_length(sigma: str, said: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("workload", "given", "said"),
+    [
+        (
+            "rolling-ball",
+            {"radius": "1um"},
+            "--radius 1um: in pixels of a.tif this is 1.25 along Z, 4 along Y, 4 along X",
+        ),
+        ("rolling-ball", {"radius": "Y=1um"}, "--radius Y=1um: "),
+        ("rolling-ball", {"radius": "1m", "axes": "YX"}, "--radius: "),
+        (
+            "bilateral",
+            {"sigma_range": 1, "sigma_spatial": "1s"},
+            "--sigma-spatial 1s: a.tif states its pixel size along Z",
+        ),
+    ],
+)
+def test_radii_and_spatial_deviations_that_cannot_be_converted(workload: str, given: Any, said: str) -> None:
+    with pytest.raises((ParameterError, ValidationError), match=said):
+        in_samples(workload_named(workload).Parameters(**given), header(STEPS), Path("a.tif"))
+
+
+def _result(folder: Path, workload: str, given: Any) -> tuple[dict[str, Any], Any, Any]:
+    """The receipt, the samples and the parameters of a job on a.ome.tif."""
+    parameters = workload_named(workload).Parameters(**given)
+    options = RunOptions(memory_bytes=64 << 20)
+    spec = JobSpec(workload=workload, input=folder / "a.ome.tif", output=folder / "b.ome.tif", parameters=parameters)
+    receipt = run_job(plan_job(spec, CpuDevice(2), options), options)
+    return receipt, read_image(folder / "b.ome.tif"), parameters
+
+
+@pytest.mark.parametrize(
     ("workload", "given", "expected"),
     [
         ("smooth", {"filter": "gaussian", "sigma": "Z=0.4um,Y=0.5um,X=0.5um"}, lambda a: gaussian(a, (0.5, 2, 2))),
         ("smooth", {"size": "1.25um", "axes": "YX"}, lambda a: np.stack([box(plane, 5) for plane in a])),
         ("median", {"size": "Y=3,X=0.8um"}, lambda a: np.stack([median_filter(plane, (3, 3)) for plane in a])),
+        ("chain", {"step": "gaussian sigma=Z=0.4um,Y=0.5um,X=0.5um"}, lambda a: gaussian(a, (0.5, 2, 2))),
+        ("chain", {"step": "gaussian sigma=0.5um axes=YX order=1"}, lambda a: gaussian(a, 2, order=1, axes=(1, 2))),
+        ("dog", {"sigma": "0.5um", "axes": "YX"}, {"sigma": 2, "axes": "YX"}),
+        ("divide-background", {"sigma": "Y=1um,X=2um"}, {"sigma": (4, 8), "axes": "YX"}),
+        ("deviation", {"size": "1.25um", "axes": "YX"}, {"size": 5, "axes": "YX"}),
+        (
+            "bilateral",
+            {"sigma_range": 9e3, "sigma_spatial": "0.25um"},
+            {"sigma_range": 9e3, "sigma_spatial": (0.3125, 1, 1)},
+        ),
+        ("rolling-ball", {"radius": "1um", "axes": "YX"}, {"radius": 4, "axes": "YX"}),
+        (
+            "erode",
+            {"footprint": "disk", "radius": "0.55um", "axes": "YX"},
+            {"footprint": "disk", "radius": 2, "axes": "YX"},
+        ),
     ],
 )
 def test_a_job_in_lengths_is_that_in_samples(tmp_path: Path, workload: str, given: Any, expected: Any) -> None:
+    """`expected`: of the samples, or the parameters in samples."""
     writer = images.create_image(tmp_path / "a.ome.tif", header(STEPS))
     writer.write(Region.whole(SAMPLES.shape), SAMPLES)
     writer.publish()
-    parameters = workload_named(workload).Parameters(**given)
-    options = RunOptions(memory_bytes=64 << 20)
-    spec = JobSpec(
-        workload=workload, input=tmp_path / "a.ome.tif", output=tmp_path / "b.ome.tif", parameters=parameters
-    )
-    receipt = run_job(plan_job(spec, CpuDevice(2), options), options)
-    np.testing.assert_array_equal(read_image(tmp_path / "b.ome.tif"), expected(SAMPLES))
-    name = next(iter({"size", "sigma"} & given.keys()))
-    assert receipt["image"][f"{name} in samples"]
+    receipt, found, parameters = _result(tmp_path, workload, given)
+    if not callable(expected):
+        _, wanted, _ = _result(tmp_path, workload, expected)
+    np.testing.assert_array_equal(found, expected(SAMPLES) if callable(expected) else wanted)
+    assert any(name.endswith(" in samples") for name in receipt["image"])
     assert workload_named(workload).Parameters(**receipt["request"]) == parameters

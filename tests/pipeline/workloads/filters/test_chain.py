@@ -34,6 +34,7 @@ CHAINS: dict[str, Any] = {
     "tophat size=4,6": ("tophat", {"size": (4, 6)}),
     "gaussian sigma=1.5": ("smooth", {"filter": "gaussian", "sigma": 1.5}),
     "gaussian sigma=9": ("smooth", {"filter": "gaussian", "sigma": 9}),
+    "gaussian sigma=2 order=1,0": ("smooth", {"filter": "gaussian", "sigma": 2, "order": (1, 0)}),
     "box size=4": ("smooth", {"size": 4}),
     "ahead weight=0.25": ("ahead", {"weight": 0.25}),
     "close footprint=disk radius=2": ("close", {"footprint": "disk", "radius": 2}),
@@ -49,8 +50,9 @@ CHAINS: dict[str, Any] = {
         ("median size=3", "tophat size=4,6", "gaussian sigma=1.5"),
         ("ahead weight=0.25", "box size=4", "minimum size=2 axes=X"),
         ("gaussian sigma=9", "close footprint=disk radius=2", "dog sigma=1"),
+        ("median size=3", "box size=4", "gaussian sigma=2 order=1,0"),
     ],
-    ids=["median", "ahead", "wide"],
+    ids=["median", "ahead", "wide", "derivative"],
 )
 def test_a_chain_is_its_steps_one_after_the_other(tmp_path: Any, steps: tuple[str, ...], mode: str) -> None:
     image = samples_of((263, 391), "uint8")
@@ -153,6 +155,8 @@ def test_the_kept_result_never_replaces_the_input(tmp_path: Any) -> None:
         ({"step": ["smooth sigma=2"]}, "no operator is called smooth; give a step box or gaussian"),
         ({"step": ["median", "open side=3"]}, "--step 2, 'open side=3': open has no parameter side; it has size, .*"),
         ({"step": ["median size=0"]}, "--step 1, 'median size=0': size: .*greater than or equal to 1"),
+        ({"step": ["gaussian sigma=1 order=4"]}, "--step 1, .*: order: .*less than or equal to 3"),
+        ({"step": ["median", "gaussian sigma=1 order=1,1,1"]}, "--step 2, gaussian: --order has 3 values: give 1 or 2"),
         ({"step": ["median 3"]}, "'3' must be PARAMETER=VALUE, such as size=3"),
         ({"step": ["median mode=wrap"]}, "mode is the same for all steps: give --mode"),
         ({"step": ["median 'size=3"]}, "--step 1, .*: No closing quotation"),

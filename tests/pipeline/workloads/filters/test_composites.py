@@ -72,6 +72,27 @@ def test_float64_is_cut_at_4_sigma_where_float32_is_not(tmp_path: Any) -> None:
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-9)
 
 
+def test_axes_that_are_no_neighbours_are_not_decimated_below_7_6(tmp_path: Any) -> None:
+    image = samples_of((41, 5, 59), "uint8").astype(np.float32)
+    expected = ndimage.gaussian_filter(image.astype(np.float64), (6.5, 0, 6.5))
+    receipt, found = filtered(tmp_path, "subtract-background", image, "ZYX", sigma=6.5, axes="ZX")
+    np.testing.assert_allclose(found, image - expected, rtol=0, atol=1e-5 * 255)
+    assert receipt["image"]["gaussian"].startswith("float32 sums, within ")
+
+
+def test_receipts_name_the_definition_of_each_gaussian(tmp_path: Any) -> None:
+    image = samples_of((67, 59), "uint16")
+    receipt, _ = filtered(tmp_path, "dog", image, "YX", sigma=5)
+    narrow, wide = receipt["image"]["gaussian"].split("; ")
+    assert narrow == "sigma 5: float32 sums, within 82 roundings of the largest magnitude to float32"
+    assert wide == "sigma 8: decimated, within 1e-5 of the largest magnitude"
+    steps = ["gaussian sigma=1", "gaussian sigma=9 order=1"]
+    receipt, found = filtered(tmp_path, "chain", image, "YX", step=steps)
+    assert found.dtype == np.float32
+    assert receipt["image"]["step 1, gaussian"] == "float32 sums, within 1 step"
+    assert receipt["image"]["step 2, gaussian"].startswith("decimated, within 1e-5")
+
+
 def test_an_even_image_has_no_deviation_and_no_background(tmp_path: Any) -> None:
     image = np.full((31, 43), 65_533, np.uint16)
     for name, value in (("deviation", 0), ("subtract-background", 0), ("divide-background", 1), ("dog", 0)):
