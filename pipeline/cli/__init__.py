@@ -101,7 +101,7 @@ def main() -> NoReturn:
         _leave(error.format_message(), 2)
     except click.UsageError as error:
         command = error.ctx.command_path if error.ctx else "millrace"
-        _fail(f"{error.format_message()} (see {command} --help)", 2)
+        _fail(f"{error.format_message()} ({_hint(error)}see {command} --help)", 2)
     except click.exceptions.Exit as stop:
         sys.exit(stop.exit_code)
     except MillraceError as error:
@@ -122,6 +122,13 @@ def main() -> NoReturn:
     finally:
         settle(sys.stderr)
     sys.exit(0)
+
+
+def _hint(error: click.UsageError) -> str:
+    """The way to name a file that was taken for an option."""
+    name = error.option_name if isinstance(error, click.NoSuchOption) else None
+    files = [each for each in sys.argv[1:] if name and each.startswith(name) and Path(each).exists()]
+    return f"the file is ./{files[0]}; " if files else ""
 
 
 def _working_folder_is_there() -> bool:

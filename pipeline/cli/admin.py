@@ -24,11 +24,24 @@ def admin() -> None:
     """Hold, release, drain, cancel and limit the jobs of a service; for operators."""
 
 
+def _name(_: Any, option: click.Parameter, text: str | None) -> str | None:
+    from pipeline.service.http.users.tokens import is_name
+
+    if text and not is_name(text):
+        raise ParameterError(f"{option.opts[0]} {text!r}: a name has up to 64 letters, digits and . _ @ -")
+    return text
+
+
 def _target(command: Callable[..., None]) -> Callable[..., None]:
     for option in (
         click.option("--all", "everything", is_flag=True, help="everyone's jobs"),
-        click.option("--group", metavar="GROUP", help="the jobs of this group; '' is the group of users without one"),
-        click.option("--user", "owner", metavar="NAME", help="this user's jobs"),
+        click.option(
+            "--group",
+            metavar="GROUP",
+            callback=_name,
+            help="the jobs of this group; '' is the group of users without one",
+        ),
+        click.option("--user", "owner", metavar="NAME", callback=_name, help="this user's jobs"),
         click.argument("jobs", nargs=-1, metavar="[JOB]…"),
     ):
         command = option(command)
@@ -160,10 +173,14 @@ def _cap_options(command: Callable[..., None]) -> Callable[..., None]:
     "--user",
     "owner",
     metavar="NAME",
+    callback=_name,
     help="for this user; without --user and --group: for each user without a cap of their own",
 )
 @click.option(
-    "--group", metavar="GROUP", help="for all users of this group together; '' for each group without a cap of its own"
+    "--group",
+    metavar="GROUP",
+    callback=_name,
+    help="for all users of this group together; '' for each group without a cap of its own",
 )
 @_cap_options
 @JSON

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.config import brief
 from pipeline.errors import InputError, counted
 from pipeline.storage.confinement import by_descriptor
 from pipeline.storage.positional import PositionalFile, first_bytes, reading
@@ -89,7 +90,6 @@ def _read_dims(path: Path) -> tuple[int, ...]:
             f"{path}: has no line of whole numbers after '# Dimensions'; write it with BART again"
         ) from exc
     if not 1 <= len(dims) <= DIMENSIONS or min(dims) < 1:
-        raise InputError(
-            f"{path}: its dimensions are {' '.join(map(str, dims))}; 1 to {DIMENSIONS} numbers above 0 are needed"
-        )
+        shown = brief(" ".join(map(str, dims)))
+        raise InputError(f"{path}: its dimensions are {shown}; 1 to {DIMENSIONS} numbers above 0 are needed")
     return dims + (1,) * (DIMENSIONS - len(dims))

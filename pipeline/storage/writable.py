@@ -67,10 +67,16 @@ class WritableFile(PositionalFile):
     def reserve(self, nbytes: int) -> None:
         """Make the file `nbytes` long and allocate its space, so that a full disk is found before any work starts.
 
-        On a file system that cannot preallocate, only the length is set. StorageError if space is short.
+        On a file system that cannot preallocate, only the length is set. StorageError if space is short, OutputError if
+        it would be on an empty disk too.
         """
         with self._in_use() as descriptor, writing(self.final, nbytes):
             disk = os.fstatvfs(descriptor)
+            if 0 < (total := disk.f_blocks * disk.f_frsize) < nbytes:
+                raise OutputError(
+                    f"{self.final}: {nbytes:,} bytes are needed, and the whole disk of {self.final.parent} has "
+                    f"{total:,}; choose another folder"
+                )
             # Checked first: an allocation that fails late would meanwhile fill the disk for other users.
             if disk.f_blocks and nbytes > disk.f_bavail * disk.f_frsize:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -244,6 +244,8 @@ def _translated(*files: Path | str) -> Iterator[None]:
         raise InputError(f"{what}: declares more than memory holds; copy it again") from exc
     except (InputError, ParameterError, AttributeError):
         raise
+    except ImportError as exc:  # names the package that this format needs
+        raise ParameterError(f"{what}: {_one_line(exc)}") from exc
     except OSError as exc:
         if exc.errno is not None and exc.filename is not None:
             way_out = too_many_files(exc) or "check the disk and its permissions"

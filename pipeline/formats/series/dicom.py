@@ -18,7 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline import __version__
-from pipeline.errors import InputError, ParameterError
+from pipeline.config import brief
+from pipeline.errors import InputError, MillraceError, ParameterError
 from pipeline.formats.image.array_reader import ArrayReader, file_array
 from pipeline.formats.image.base import ImageReader, ImageWriter, Region
 from pipeline.formats.image.spooled_writer import SpooledWriter
@@ -93,8 +94,11 @@ class DicomReader(ArrayReader):
             shared = found.SharedFunctionalGroupsSequence[0]
             slope = float(shared.PixelValueTransformationSequence[0].RescaleSlope)
             frames = (int(found.NumberOfFrames), int(found.Rows), int(found.Columns))
-        except (AttributeError, IndexError, ValueError, TypeError, pydicom.errors.InvalidDicomError) as error:
-            raise InputError(f"{path}: damaged, or not a DICOM file of MR images ({error}); make it again") from error
+        except Exception as error:  # pydicom's are of many kinds, OSError without a number among them
+            if isinstance(error, MillraceError) or (isinstance(error, OSError) and error.errno is not None):
+                raise
+            fault = brief(" ".join(str(error).split()))
+            raise InputError(f"{path}: damaged, or not a DICOM file of MR images ({fault}); make it again") from error
         times, slices, rows, columns = header.shape
         offset = path.stat().st_size - 2 * math.prod(header.shape)
         if frames != (times * slices, rows, columns) or offset < 0:

@@ -254,7 +254,8 @@ MISTAKES = [
     (("in.ppm", "z.zarr", "--preview", "z.zarr/p.png"), "z.zarr/p.png lies within the input or the output"),
     (("z.zarr", "out.ppm", "--preview", "z.zarr/0/p.png"), "z.zarr/0/p.png lies within the input or the output"),
     (("in.ppm", "out.ppm", "--metrics-port", "0"), "--metrics-port"),
-    (("in.ppm", "out.ppm", "--bogus"), "No such option"),
+    (("in.ppm", "out.ppm", "--bogus"), "No such option '--bogus'. (see millrace run smooth --help)"),
+    (("-x.ppm", "out.ppm"), "No such option '-x'. (the file is ./-x.ppm; see millrace run smooth --help)"),
     (("in.ppm",), "Missing argument 'OUTPUT'"),
     (("in.ppm", "out.ppm", "--filter", "gaussian", "--sigma", "2", "--radius", "1000000"), "--radius: a Gaussian of"),
     (("white.tif", "out.png"), "out.png: PNG would show a negative of this image, in which 0 is white; choose .tif"),
@@ -274,6 +275,7 @@ MISTAKES = [
 @pytest.mark.parametrize(("arguments", "message"), MISTAKES, ids=[" ".join(case[0])[:60] for case in MISTAKES])
 def test_a_mistake_gets_one_line_and_exit_code_2(folder, millrace, arguments, message):
     Path("empty.ppm").touch()
+    Path("-x.ppm").write_bytes(Path("in.ppm").read_bytes())
     Path("text.ppm").write_text("P6 hello world")
     Path("short.ppm").write_bytes(Path("in.ppm").read_bytes()[:-1])
     Path("link.ppm").symlink_to("in.ppm")

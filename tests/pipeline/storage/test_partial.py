@@ -67,6 +67,14 @@ def test_what_was_reserved_is_there_and_in_full(tmp_path: Path) -> None:
     file.discard()
 
 
+def test_what_an_empty_disk_would_not_take_is_a_mistake(tmp_path: Path) -> None:
+    with fails(
+        OutputError, f"a: {1 << 62:,} bytes are needed, and the whole disk of {tmp_path} has ", "another folder"
+    ):
+        PartialFile(tmp_path / "a", 1 << 62)
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_file_system_that_cannot_reserve_gets_the_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.posix_fallocate", failing_with(errno.EOPNOTSUPP))
     file = PartialFile(tmp_path / "a", 12_345)
@@ -310,8 +318,10 @@ def test_the_descriptor_outlives_a_write_in_flight(tmp_path: Path, monkeypatch: 
 
 def test_a_disk_known_to_be_too_small_is_not_filled_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.posix_fallocate", lambda *_: pytest.fail("asked for more than is free"))
-    with fails(StorageError, "no space", f"{1 << 62:,} bytes are needed", "free", str(tmp_path / "a")):
-        PartialFile(tmp_path / "a", 1 << 62)
+    disk = os.statvfs(tmp_path)
+    whole = disk.f_blocks * disk.f_frsize
+    with fails(StorageError, "no space", f"{whole:,} bytes are needed", "free", str(tmp_path / "a")):
+        PartialFile(tmp_path / "a", whole)
     assert list(tmp_path.iterdir()) == []
 
 

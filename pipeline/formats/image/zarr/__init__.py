@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.codecs.zarr_codecs import LARGEST_BYTES
-from pipeline.errors import ParameterError
+from pipeline.errors import ParameterError, counted
 from pipeline.formats.image.base import (
     DTYPES,
     ImageFormat,
@@ -41,6 +41,9 @@ _SMALLEST_BYTES = 64 << 10
 # shards are no larger than a good chunk of a job, which had better write whole ones.
 SHARDED_BYTES = 8 << 30
 _SHARD_BYTES = 16 << 20
+# More files, each below a disk's block, are a number of parts taken for a number of pixels: they take hours.
+_MOST_TINY_FILES = 100_000
+_TINY_BYTES = 4096
 
 
 class Zarr(ImageFormat):
@@ -129,6 +132,8 @@ class Zarr(ImageFormat):
                 f"--chunks: {chunk_bytes:,} bytes in a chunk, and at most {LARGEST_BYTES:,} can be read"
             )
         if shards is None:
+            if chunks is not None:
+                _require_files(header, chunk, "--chunks")
             is_large = chunks is None and header.nbytes > SHARDED_BYTES
             return chunk, _shard_shape(header, chunk) if is_large else None
         shard = along_axes(shards, header, "--shards")
@@ -136,7 +141,19 @@ class Zarr(ImageFormat):
             raise ParameterError(
                 f"--shards {_numbers(shard)}: must be whole multiples of the chunks, {_numbers(chunk)}"
             )
+        _require_files(header, shard, "--shards")
         return chunk, shard
+
+
+def _require_files(header: ImageHeader, part: tuple[int, ...], option: str) -> None:
+    """ParameterError if the image would have very many files of `part` samples, each of very few bytes."""
+    count = math.prod(-(-length // n) for length, n in zip(header.shape, part, strict=True))
+    file_bytes = math.prod(part) * header.dtype.itemsize
+    if count > _MOST_TINY_FILES and file_bytes < _TINY_BYTES:
+        raise ParameterError(
+            f"{option} {_numbers(part)} makes {count:,} files of {counted(file_bytes, 'byte')}: these are pixels of a "
+            f"file, not a number of files; give more, such as {option} 256"
+        )
 
 
 def _numbers(sizes: tuple[int, ...]) -> str:

@@ -249,6 +249,20 @@ def test_chunks_and_shards_that_do_not_fit_are_refused(storage: Storage) -> None
         FORMAT.storing(storage).block_shape(header)
 
 
+@pytest.mark.parametrize("option", ["chunks", "shards"])
+def test_very_many_tiny_files_are_refused(option: str) -> None:
+    storage = Storage(**{option: (3,)})
+    header = ImageHeader(shape=(2048, 2048), axes="YX", dtype=np.dtype("uint16"))
+    with pytest.raises(
+        ParameterError, match=f"--{option} 3,3 makes 466,489 files of 18 bytes: .* such as --{option} 256"
+    ):
+        FORMAT.storing(storage).block_shape(header)
+    few = ImageHeader(shape=(900, 900), axes="YX", dtype=np.dtype("uint16"))
+    assert FORMAT.storing(storage).block_shape(few) == (3, 3)
+    large = ImageHeader(shape=(2048, 2048, 64), axes="ZYX", dtype=np.dtype("uint16"))
+    assert FORMAT.storing(Storage(chunks=(1, 32, 64))).block_shape(large) == (1, 32, 64)  # 4 KiB each
+
+
 @pytest.mark.parametrize("dtype", ["uint8", "float64"])
 def test_raw_chunks_of_more_rows_than_a_system_call_takes(tmp_path: Path, dtype: str) -> None:
     shape = (2, 1100, 11)

@@ -122,7 +122,7 @@ def bart_files(folder):
         ("k.hdr", b"# Dimensions\n", "has no line of whole numbers"),
         ("k.hdr", b"# Dimensions\n1 5 four 3\n", "has no line of whole numbers"),
         ("k.hdr", b"# Dimensions\n1 5 -4 3\n", "numbers above 0 are needed"),
-        ("k.hdr", b"# Dimensions\n" + b"1 " * 17, "1 to 16 numbers"),
+        ("k.hdr", b"# Dimensions\n" + b"1 " * 9_000, "1 …; 1 to 16 numbers"),
         ("k.hdr", b"# Dimensions\n5 4 1 3\n", "not those of non-Cartesian k-space"),
         ("k.hdr", b"# Dimensions\n1 4 5 3\n", "not those of a trajectory for the k-space (1, 4, 5, 3)"),
         ("t.hdr", b"# Dimensions\n1 5 4 3\n", "not those of a trajectory for the k-space"),

@@ -115,7 +115,10 @@ def test_damaged_files_get_one_line(tmp_path):
     path = tmp_path / "a.dcm"
     write(path, np.ones((2, 3, 5, 7), np.float32), described())
     whole = path.read_bytes()
-    for damaged in (b"", whole[:100], whole[:700], whole[1000:]):
+    rows = whole.index(b"\x28\x00\x10\x00US") + 4
+    # Rows of an unknown representation, and of a length of no whole number: pydicom's errors are of many kinds.
+    unknown, odd = (whole[:rows] + part + whole[rows + len(part) :] for part in (b"U?", b"US\x03"))
+    for damaged in (b"", whole[:100], whole[:700], whole[1000:], unknown, odd):
         path.write_bytes(damaged)
         with pytest.raises(InputError, match=r"a\.dcm: damaged, or not a DICOM file of MR images"):
             open_series(path, described())

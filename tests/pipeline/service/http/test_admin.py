@@ -202,6 +202,13 @@ def gated():
     return gate
 
 
+@pytest.mark.parametrize("option", ["--user", "--group"])
+@pytest.mark.parametrize("command", [("hold",), ("caps", "--running", "1")])
+def test_a_command_refuses_an_impossible_name(millrace, command, option):
+    code, _, err = millrace("admin", *command, option, "a b")
+    assert (code, err) == (2, f"millrace: {option} 'a b': a name has up to 64 letters, digits and . _ @ -\n")
+
+
 def test_the_commands_of_operators(tmp_path, people, millrace, monkeypatch):
     gate = gated()
     monkeypatch.setattr(admin_commands, "POLL_S", 0.02)

@@ -207,6 +207,7 @@ MISTAKES = [
     (("in.pqr", "out.dx", "--origin", "1,2,1e300", "--shape", "5,5,5"), "--origin: three numbers of at most"),
     (("in.pqr", "out.dx", "--preview", "out.jpg"), "--preview out.jpg: a preview is a PNG"),
     (("in.pqr", "out.dx", "--bogus"), "No such option"),
+    (("one.cif", "out.dx"), "one.cif: MMCIFParser: To read a Topology from an mmCIF file, please install gemmi\n"),
     (("in.pqr",), "Missing argument 'OUTPUT'"),
     (("in.pqr", "out.dx", "--chunk-bytes", "1GiB"), "--chunk-bytes 1.0 GiB: "),
 ]
@@ -219,6 +220,7 @@ def mistaken(folder):
     Path("words.pqr").write_text("ATOM 1 CA MET A one two three\n")
     Path("nan.pqr").write_text(f"{GOOD}\nATOM 2 CA MET A 2 nan 2.0 3.0 0.5 1.5\n")
     Path("empty.pqr").write_text("REMARK nothing\n")
+    Path("one.cif").write_text("data_one\n")
     Path("neutral.pqr").write_text("ATOM 1 CA MET A 1 1.0 2.0 3.0 0.0 1.5\n")
     np.save("nan.npy", [[np.nan, 0, 0, 1]])
     np.save("far.npy", [[1e7, 0, 0, 1]])
