@@ -2,10 +2,13 @@
 
 millrace     `millrace run smooth`, a Gaussian of sigma 2, as a command; `streaming` is its time without start and end
 floor        every core decodes and encodes the same chunks with imagecodecs, and does nothing else
-tensorstore  a copy of the Zarr by TensorStore, without smoothing
-dask         dask.array.map_overlap with OpenCV on all cores, Zarr to Zarr, as a command
+tensorstore  a copy of the Zarr by TensorStore, without smoothing; zarrs: the same by zarr-python with zarrs
+dask         dask.array.map_overlap with OpenCV on all cores (on a GPU: with CuPy), Zarr to Zarr, as a command
+vips         `vips gaussblur` of the uncompressed TIFF
+loop         a loop of tifffile and OpenCV over the small files, as a command
 
-Rows: zarr-none, zarr-lz4, zarr-zstd (to the same), tiff-deflate (to Zarr LZ4), tiff (uncompressed, to the same);
+Rows: zarr-none, zarr-lz4, zarr-zstd (to the same), tiff-deflate (to Zarr LZ4), tiff (uncompressed, to the same), small
+(the same pixels in TIFFs of 512², to the same); results have one level, as rivals' have, unless `--levels` is given;
 `libraries`: reading and writing Zarr alone, in this process, by Millrace, TensorStore, zarr-python and zarrs;
 `pyramid`: the command on two cores with a pyramid and compression, against the same without both, from an uncompressed
 input and from one of the same compression;
@@ -40,17 +43,34 @@ from pipeline.formats.image import ImageHeader, Region, Storage, format_for_outp
 
 CHUNK = 1024
 SIGMA = 2
-ROWS = ("zarr-none", "zarr-lz4", "zarr-zstd", "tiff-deflate", "tiff")
+SMALL = "small"
+ROWS = ("zarr-none", "zarr-lz4", "zarr-zstd", "tiff-deflate", "tiff", SMALL)
+RIVALS = ("floor", "tensorstore", "zarrs", "dask", "vips", "loop")
 LIBRARIES, OVERHEAD, PYRAMID = "libraries", "overhead", "pyramid"
 DASK = """
 import sys
-import cv2, dask.array as da, numpy as np, zarr
+import dask.array as da, numpy as np, zarr
 source = zarr.open_array(sys.argv[1], mode="r")
 target = zarr.create_array(sys.argv[2], shape=source.shape, dtype=source.dtype, chunks=source.chunks,
                            compressors=list(source.compressors) or None, fill_value=0)
-cv2.setNumThreads(1)
-smooth = lambda block: cv2.GaussianBlur(block, (17, 17), float(sys.argv[3]))
+sigma = float(sys.argv[3])
+if sys.argv[4] == "cuda":
+    import cupy
+    from cupyx.scipy.ndimage import gaussian_filter
+    smooth = lambda block: cupy.asnumpy(gaussian_filter(cupy.asarray(block), sigma))
+else:
+    import cv2
+    cv2.setNumThreads(1)
+    smooth = lambda block: cv2.GaussianBlur(block, (17, 17), sigma)
 da.from_zarr(source).map_overlap(smooth, depth=8, boundary="reflect", dtype=source.dtype).store(target, lock=False)
+"""
+
+LOOP = """
+import pathlib, sys
+import cv2, tifffile
+for path in pathlib.Path(sys.argv[1]).iterdir():
+    smooth = cv2.GaussianBlur(tifffile.imread(path), (17, 17), float(sys.argv[3]))
+    tifffile.imwrite(pathlib.Path(sys.argv[2], path.name), smooth)
 """
 
 
@@ -91,12 +111,14 @@ class Millrace:
             sys.executable, "-m", "pipeline", "run", "smooth", str(source), str(target), "--filter", "gaussian",
             "--sigma", str(SIGMA), "--device", device, "--quiet", *options,
         ]  # fmt: skip
-        self._receipt = target.with_name(target.name + ".receipt.json")
+        receipts = target.with_name(f"{target.name}.receipt.json"), target / "millrace.receipts.json"
+        self._receipt = receipts[not target.suffix]
         self.streaming_s: list[float] = []
 
     def __call__(self) -> None:
         subprocess.run(self._command, check=True)
-        self.streaming_s.append(json.loads(self._receipt.read_text())["wall_seconds"])
+        receipt = json.loads(self._receipt.read_text())
+        self.streaming_s.append(receipt.get("runs", [receipt])[-1]["wall_seconds"])
 
 
 def floor(source: Path, smoothed: Path, threads: int) -> Callable[[], None]:
@@ -153,9 +175,43 @@ def tensorstore_copy(source: Path, target: Path) -> None:
     tensorstore_write(source, target, tensorstore_open(source / "0").read().result())
 
 
-def dask_command(source: Path, target: Path) -> None:
+def zarrs_copy(source: Path, target: Path) -> None:
+    import zarr
+
     shutil.rmtree(target, ignore_errors=True)
-    subprocess.run([sys.executable, "-c", DASK, str(source / "0"), str(target), str(SIGMA)], check=True)
+    with zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"}):
+        made = zarr.open_array(source / "0", mode="r")
+        zarr.create_array(target, data=made[:], chunks=made.chunks, compressors=list(made.compressors) or None)
+
+
+def script(code: str, source: Path, target: Path, device: str) -> None:
+    shutil.rmtree(target, ignore_errors=True)
+    target.mkdir()
+    subprocess.run([sys.executable, "-c", code, str(source), str(target), str(SIGMA), device], check=True)
+
+
+def rivals_of(row: str, source: Path, target: Path, device: str) -> dict[str, Callable[[], object]]:
+    """The rivals of a row; `target`: Millrace's result."""
+    if row == SMALL:
+        return {"loop": partial(script, LOOP, source, target.with_name("loop"), device)}
+    if row == "tiff":
+        command = ["vips", "gaussblur", source, target.with_name("vips.tif"), str(SIGMA)]
+        return {"vips": partial(subprocess.run, command, check=True)}
+    if source.suffix != ".zarr":
+        return {}
+    return {
+        "floor": floor(source, target, len(os.sched_getaffinity(0))),
+        "tensorstore": partial(tensorstore_copy, source, target.with_name("copy.zarr")),
+        "zarrs": partial(zarrs_copy, source, target.with_name("zarrs.zarr")),
+        "dask": partial(script, DASK, source / "0", target.with_name("dask.zarr"), device),
+    }
+
+
+def write_small(folder: Path, image: NDArray[np.uint16]) -> None:
+    folder.mkdir()
+    for row, column in itertools.product(range(0, len(image), 512), repeat=2):
+        tile = np.ascontiguousarray(image[row : row + 512, column : column + 512])
+        write(folder / f"{row}-{column}.tif", tile, Storage())
 
 
 def libraries(image: NDArray[np.uint16], folder: Path, repeats: int) -> None:
@@ -275,14 +331,17 @@ def main() -> None:
     parser.add_rounds(repeats=3)
     parser.add_argument("--side", type=int, default=12288, help="rows and columns of the u16 image [default: 12288]")
     parser.add_argument("--folder", type=Path, default=Path("/dev/shm"), help="where files are [default: /dev/shm]")
-    parser.add_argument("--rivals", default="floor,tensorstore,dask", help="which of them [default: all]")
+    parser.add_argument("--rivals", default=",".join(RIVALS), help="which of them [default: all that are installed]")
+    parser.add_argument("--levels", default="1", help="of Millrace's results; rivals write one [default: 1]")
     parser.add_argument("--memory", default="512MiB", help="of the command [default: 512MiB]")
     asked = parser.parse_args()
     image, chosen = noisy_cells(asked.side), asked.rivals.split(",")
-    threads = len(os.sched_getaffinity(0))
-    print(
-        f"{asked.side} × {asked.side} u16, {image.nbytes / 1e9:.2f} GB, sigma {SIGMA}, {threads} cores, {asked.device}"
-    )
+    size, cores = f"{image.nbytes / 1e9:.2f} GB", len(os.sched_getaffinity(0))
+    print(f"{asked.side} × {asked.side} u16, {size}, sigma {SIGMA}, {cores} cores, {asked.device}")
+    find = {"floor": str, "vips": shutil.which}
+    missing = {each for each in chosen if not find.get(each, find_spec)({"loop": "cv2"}.get(each, each))}
+    if missing:
+        print(f"not installed here: {', '.join(sorted(missing))}")
     with tempfile.TemporaryDirectory(dir=asked.folder) as name:
         for row in asked.parts:
             folder = Path(name)
@@ -296,23 +355,22 @@ def main() -> None:
                 overhead(folder, asked.repeats)
                 continue
             suffix, storage = storage_of(row)
-            is_zarr = suffix == ".zarr"
             source = folder / f"in-{storage.compression}{suffix}"
-            write(source, image, storage)
-            target = folder / ("out.zarr" if is_zarr or storage.compression else "out.tif")
-            compression = storage.compression if is_zarr else "lz4"
-            options = ["--memory", asked.memory]
+            target = folder / ("out.tif" if row == "tiff" else "out.zarr")
+            if row == SMALL:
+                source, target = folder / "in", folder / "out"
+                write_small(source, image)
+            else:
+                write(source, image, storage)
+            compression = storage.compression if suffix == ".zarr" else "lz4"
+            options = ["--memory", asked.memory, "--levels", asked.levels]
             options += ["--chunks", str(CHUNK), "--compression", str(compression)] if target.suffix == ".zarr" else []
             command = Millrace(source, target, options, asked.device)
             command()
             rivals = [Rival(name="millrace", device=asked.device, run=command)]
-            if is_zarr and "floor" in chosen:
-                rivals.append(Rival(name="floor", device="cpu", run=floor(source, target, threads)))
-            if is_zarr and "tensorstore" in chosen and find_spec("tensorstore"):
-                copy = partial(tensorstore_copy, source, folder / "copy.zarr")
-                rivals.append(Rival(name="tensorstore", device="cpu", run=copy))
-            if is_zarr and "dask" in chosen:
-                rivals.append(Rival(name="dask", device="cpu", run=partial(dask_command, source, folder / "dask.zarr")))
+            for rival_name, run in rivals_of(row, source, target, asked.device).items():
+                if rival_name in chosen and rival_name not in missing:
+                    rivals.append(Rival(name=rival_name, device=asked.device, run=run))
             measured = measure(rivals, asked.repeats)
             streaming = float(np.median(command.streaming_s[-asked.repeats :]))
             print(f"{row}: streaming {image.nbytes / 1e9 / streaming:.2f} GB/s each way", flush=True)

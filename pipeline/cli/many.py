@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -83,11 +84,23 @@ def _result_line(receipt: Mapping[str, Any]) -> str:
     seconds, done = receipt["wall_seconds"], receipt["published"] - receipt["skipped"]
     skipped = f", {receipt['skipped']:,} published by an earlier run" if receipt["skipped"] else ""
     failed = f", {receipt['failed']:,} failed" if receipt["failed"] else ""
-    checked = sum(job["audit"]["samples"] for job in receipt["jobs"])
+    checked = sum(job["audit"]["samples"] for job in (*receipt["jobs"], *_jobs_of_one_file(receipt)))
     return (
         f"{receipt['output']}: {counted(done, 'file')} on {receipt['device']['name']} in {seconds:.2f} s "
         f"({done / max(seconds, 1e-9):,.0f} files/s){skipped}{failed}; {counted(checked, 'sample')} checked"
     )
+
+
+def _jobs_of_one_file(receipt: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """The receipts of files that this run has processed alone; those of earlier runs may lie beside other results."""
+    from pipeline.workloads.paths import receipt_path
+
+    for *_, name, error in receipt["files"]:
+        beside = receipt_path(Path(receipt["output"], name))
+        if error is None and beside.exists():
+            job = json.loads(beside.read_bytes())
+            if job["finished"] >= receipt["started"]:
+                yield job
 
 
 def _fault_lines(receipt: Mapping[str, Any]) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import math
 from collections.abc import Iterator
@@ -52,6 +51,8 @@ def _zarr_codec(name: str, base: type[Any]) -> type[Any]:
             return chunk_spec.prototype.buffer.from_bytes(decode(name, chunk_bytes.as_numpy_array(), limit))
 
         async def _decode_single(self, chunk_bytes: Any, chunk_spec: Any) -> Any:
+            import asyncio  # only here: every command imports this module
+
             return await asyncio.to_thread(self._decode_sync, chunk_bytes, chunk_spec)
 
     Bounded.__name__ = Bounded.__qualname__ = f"Bounded{base.__name__}"

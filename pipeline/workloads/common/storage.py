@@ -20,7 +20,7 @@ class StorageParameters(Parameters):
     shards: tuple[int, ...] | None = Field(
         None, description="Zarr: pixels of a file of several chunks, in the same form [default: 16 MiB past 8 GiB]"
     )
-    compression: Literal["none", "lz4", "zstd", "deflate", "lzw"] | None = Field(
+    compression: Literal["none", "lz4", "zstd", "deflate", "lzw", "jpeg2000"] | None = Field(
         None, description="compression of the output [default: Zarr zstd; TIFF none, or as the input]"
     )
 

@@ -94,6 +94,20 @@ def test_gives_the_same_bytes_as_one_run_for_each(folder, millrace, command):
     assert table(folder) == {name: (name, None) for name in inputs}
 
 
+def test_the_result_line_counts_the_samples_checked_in_files_that_run_alone(folder, millrace):
+    for number in range(2):
+        write_image(folder / f"in/z{number}.zarr", np.ones((20, 30), np.uint16), "YX")
+    images(folder, 2)
+    (folder / "out").mkdir()
+    older = {"finished": "2020-01-01T00:00:00+00:00", "audit": {"samples": 10**6}}
+    (folder / "out/i0.tif.receipt.json").write_text(json.dumps(older))
+    code, out, _ = millrace("run", "smooth", "in", "out", "--size", "3", *CPU)
+    run = json.loads((folder / "out" / many.TABLE).read_text())["runs"][-1]
+    alone = [json.loads((folder / f"out/z{number}.zarr.receipt.json").read_text()) for number in range(2)]
+    assert [len(run["jobs"]), code] == [1, 0]
+    assert f"{sum(job['audit']['samples'] for job in (*run['jobs'], *alone)):,} samples checked" in out
+
+
 def test_patterns_and_several_arguments_name_files_once(folder, millrace):
     images(folder, 3)
     (folder / "in/notes.txt").write_text("no image")

@@ -40,7 +40,10 @@ from pipeline.workloads import Budget, JobSpec, workload_named
 from tests.images import write_image
 
 # Modules that readers import when they need them: imported by the parent, so that not every child does.
-LATE = ("pipeline.formats.image.tiff.together", "pipeline.workloads.coulomb", "pipeline.workloads.mri.images", "zarr")
+LATE = (
+    "pipeline.formats.image.tiff.together", "pipeline.workloads.coulomb", "pipeline.workloads.mri.images", "zarr",
+    "pipeline.formats.kspace.ismrmrd", "openmm.app",
+)  # fmt: skip
 # Of a child, above what it has as it starts; the files have a few kilobytes.
 MOST_BYTES = 512 << 20
 MOST_S = 60.0  # the first to read a format compiles its loops
@@ -67,6 +70,19 @@ def image(suffix: str, shape: tuple[int, ...] = (23, 17, 3), dtype: type = np.ui
 
         tifffile.imwrite(path, samples, photometric="rgb" if shape[-1] == 3 else "minisblack", **options)
         return path
+
+    return Kind(make, lambda path: read_whole(open_image(path)))
+
+
+def zarr_array(**options: Any) -> Kind:
+    """An array by zarr-python, with these options of `zarr.create_array`."""
+
+    def make(folder: Path) -> Path:
+        import zarr
+
+        array = zarr.create_array(folder / "in.zarr", shape=(23, 17), dtype="u2", chunks=(8, 8), **options)
+        array[:] = (np.arange(23 * 17) % 251).reshape(23, 17)
+        return folder / "in.zarr"
 
     return Kind(make, lambda path: read_whole(open_image(path)))
 
@@ -184,6 +200,9 @@ KINDS = {
     "tiff-overviews": image(".tif", storage=Storage(levels=3)),
     "tiff-sub-ifds": image(".ome.tif", storage=Storage(levels=3, compression="zstd")),
     "zarr": image(".zarr"),
+    "zarr-sharded": zarr_array(shards=(16, 16)),  # Zstandard, and the index with a checksum
+    "zarr-gzip": zarr_array(compressors=[{"name": "gzip", "configuration": {"level": 1}}, {"name": "crc32c"}]),
+    "zarr-v2": zarr_array(zarr_format=2),
     "opendx": grid(".dx"),
     "mrc": grid(".mrc"),
     "cube": grid(".cube"),

@@ -12,7 +12,7 @@ from pipeline.formats.image.tiff.compressed_writer import CompressedTiffWriter
 from pipeline.formats.image.tiff.description import OME_DTYPES, is_ome, kept_facts
 from pipeline.formats.image.tiff.ifd import MAX_PAGES
 from pipeline.formats.image.tiff.reader import TiffReader
-from pipeline.formats.image.tiff.tiling import COMPRESSIONS, Tiling
+from pipeline.formats.image.tiff.tiling import COMPRESSIONS, Tiling, holds
 from pipeline.formats.image.tiff.writer import BIG_SUFFIXES, Layout, TiffWriter
 from pipeline.storage.partial import Opening
 
@@ -52,6 +52,9 @@ class Tiff(ImageFormat):
             return f"{path}: TIFF holds up to 4,294,967,295 rows and columns; choose .zarr"
         if sizes.get("S", 1) > 65535:
             return f"{path}: TIFF holds up to 65,535 samples in a pixel, not {sizes['S']:,}; choose .zarr"
+        if not holds(self._compression(header), header):
+            way = "choose another --compression"
+            return f"{path}: JPEG 2000 holds integers of 8 and 16 bits, up to 4 samples a pixel; {way}"
         if is_ome(header, path) and header.dtype.name not in OME_DTYPES:
             return f"{path}: OME-TIFF holds {', '.join(sorted(OME_DTYPES))}, not {header.dtype.name}; choose .zarr"
         planes = math.prod(header.planes)
@@ -95,7 +98,8 @@ class Tiff(ImageFormat):
     def _compression(self, header: ImageHeader) -> str:
         """As the input, unless another is chosen."""
         found = str(header.metadata.get("compression", "none"))
-        return self._storage.compression or (found if found in COMPRESSIONS else "deflate")
+        is_kept = found in COMPRESSIONS and holds(found, header)
+        return self._storage.compression or (found if is_kept else "deflate")
 
     def _tiling(self, header: ImageHeader) -> Tiling | None:
         """The tiles; None: strips. Pyramids are tiled too. ParameterError if the tiles' size is not allowed."""

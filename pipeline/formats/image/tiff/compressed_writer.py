@@ -67,7 +67,7 @@ class _Level:
 
 
 class CompressedTiffWriter(SpooledWriter):
-    """Writes tiles of deflate, LZW or Zstandard after a predictor, or without compression."""
+    """Writes tiles of JPEG 2000, of deflate, LZW or Zstandard after a predictor, or without compression."""
 
     def __init__(self, path: Path, header: ImageHeader, opening: Opening, tiling: Tiling, levels: int) -> None:
         self._tiling, self._reduction = tiling, Reduction.of(header)

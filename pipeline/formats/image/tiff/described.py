@@ -18,7 +18,8 @@ from pipeline.formats.image.tiff.page import COMPRESSIONS, UNCOMPRESSED, Page
 from pipeline.formats.image.tiff.stack import Stack
 
 _MOST_LABELS = 1 << 17
-_SCHEMES = {"LZW": "lzw", "deflate": "deflate", "Zstandard": "zstd"}  # those that are written
+# Those that are written.
+_SCHEMES = {"LZW": "lzw", "deflate": "deflate", "Zstandard": "zstd", "JPEG 2000": "jpeg2000"}
 
 
 def described(stack: Stack, directories: Sequence[Directory]) -> tuple[dict[str, Any], Calibration, Notes]:

@@ -18,10 +18,19 @@ _SCHEMES: dict[str, tuple[int, str, int | None, int]] = {
     "deflate": (8, "deflate", 1, 4),
     "lzw": (5, "lzw", None, 136),  # codes of 12 bits
     "zstd": (50000, "zstd", 1, 4),
+    "jpeg2000": (34712, "jpeg2k", 0, 256),  # level 0 is lossless; noise grows by up to a fifth
 }
+_OPTIONS: dict[str, dict[str, Any]] = {"jpeg2k": {"codecformat": "j2k", "reversible": True, "planar": False}}
 COMPRESSIONS = tuple(_SCHEMES)
 _NO_PREDICTOR, _HORIZONTAL, _OF_FLOATS = 1, 2, 3
 _FURTHER_BYTES = 4096
+
+
+def holds(compression: str, header: ImageHeader) -> bool:
+    """Whether a scheme stores the header's samples. JPEG 2000 is lossless for up to 16 bits."""
+    return compression != "jpeg2000" or (
+        header.dtype.kind in "iu" and header.dtype.itemsize <= 2 and header.samples_per_pixel <= 4
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +53,7 @@ class Tiling:
 
     def predictor(self, header: ImageHeader) -> int:
         """The value of the tag Predictor."""
-        if self.compression == "none" or header.dtype.kind == "b":
+        if self.compression in ("none", "jpeg2000") or header.dtype.kind == "b":
             return _NO_PREDICTOR
         return _OF_FLOATS if header.dtype.kind == "f" else _HORIZONTAL
 
@@ -89,6 +98,7 @@ class Tiling:
         if name == "none":
             return np.asarray(predicted.reshape(-1).view(np.uint8))
         encode = getattr(imagecodecs, f"{name}_encode")
-        found = encode(predicted, out=room) if level is None else encode(predicted, level, out=room)
+        levels = () if level is None else (level,)
+        found = encode(predicted, *levels, out=room, **_OPTIONS.get(name, {}))
         encoded: NDArray[np.uint8] = room[: len(found)]
         return encoded

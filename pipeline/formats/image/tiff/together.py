@@ -83,8 +83,10 @@ def write_tiles_of(
 
     Returns the numbers of those that are left.
     """
+    if not parts or header.dtype.kind == "b" or tiling.compression == "jpeg2000":
+        return list(range(len(parts)))
     codec, predictor = loops.encoder(*tiling.codec), tiling.predictor(header)
-    if not parts or codec is None or header.dtype.kind == "b":
+    if codec is None:
         return list(range(len(parts)))
     pixels = tiling.columns, header.samples_per_pixel
     rows, strides = _table(parts, source, slice(0, pixels[1]), pixels)

@@ -113,7 +113,8 @@ def test_bool_is_one_bit_in_ome_tiff(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("scheme", "expected"), [(None, 1), ("deflate", 8), ("lzw", 5), ("zstd", 50000), ("packbits", 8), ("lzma", 8)]
+    ("scheme", "expected"),
+    [(None, 1), ("deflate", 8), ("lzw", 5), ("zstd", 50000), ("packbits", 8), ("lzma", 8), ("jpeg2000", 34712)],
 )
 def test_a_tiff_is_compressed_if_its_input_is(scheme: str | None, expected: int, tmp_path: Path) -> None:
     _, array = of("uint16")

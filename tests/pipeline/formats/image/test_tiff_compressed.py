@@ -74,6 +74,44 @@ def test_others_read_what_is_written_in_any_order(
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["a.tif"]
 
 
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "uint16", "int16"])
+@pytest.mark.parametrize("channels", [1, 2, 3, 4])
+@pytest.mark.parametrize("tile", [(16, 16), (32, 48)])
+def test_jpeg_2000_is_lossless(tmp_path: Path, dtype: str, channels: int, tile: tuple[int, ...]) -> None:
+    """All bits of noise, and the extremes, which grow in the transform; in parts and whole."""
+    header = ImageHeader(shape=(37, 61, channels), axes="YXS", dtype=np.dtype(dtype))
+    limits, random = np.iinfo(dtype), np.random.default_rng(channels)
+    array = random.integers(limits.min, limits.max, header.shape, dtype, endpoint=True)
+    array[16:] = random.choice(np.array([limits.min, limits.max], dtype), array[16:].shape)
+    for cut in ((37, 61, channels), (7, 40, channels)):
+        writer = stored_as("jpeg2000", (*tile, channels)).create(tmp_path / "a.tif", header)
+        write(writer, array, regions(header.shape, cut))
+        writer.publish()
+        with tifffile.TiffFile(tmp_path / "a.tif") as file:
+            assert (file.pages[0].compression, file.pages[0].predictor) == (34712, 1)
+            assert_same_bits(file.asarray().reshape(array.shape), array)
+        assert_same_bits(read_whole(Tiff(), tmp_path / "a.tif").reshape(array.shape), array)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "channels"), [("uint32", 1), ("float32", 1), ("float16", 1), ("bool", 1), ("uint8", 5)]
+)
+def test_jpeg_2000_of_other_samples_is_refused_and_inputs_of_it_become_deflate(
+    tmp_path: Path, dtype: str, channels: int
+) -> None:
+    metadata = {"compression": "jpeg2000"}
+    header = ImageHeader(shape=(37, 61, channels), axes="YXS", dtype=np.dtype(dtype), metadata=metadata)
+    refusal = stored_as("jpeg2000").refusal(header, tmp_path / "a.tif")
+    assert refusal is not None
+    assert "JPEG 2000 holds integers of 8 and 16 bits" in refusal
+    assert Tiff().refusal(header, tmp_path / "a.tif") is None
+    writer = Tiff().create(tmp_path / "a.tif", header)
+    writer.write(Region.whole(header.shape), samples(header))
+    writer.publish()
+    with tifffile.TiffFile(tmp_path / "a.tif") as file:
+        assert file.pages[0].compression == 8
+
+
 def test_noise_that_does_not_shrink_fits_its_slot(tmp_path: Path) -> None:
     header = ImageHeader(shape=(300, 290), axes="YX", dtype=np.dtype("uint16"))
     array = np.random.default_rng(1).integers(0, 1 << 16, header.shape).astype(np.uint16)

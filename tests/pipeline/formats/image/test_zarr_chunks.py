@@ -1,4 +1,4 @@
-"""Chunks read and written without the zarr library, against what that library and TensorStore make of the files."""
+"""Chunks read and written without the zarr library, against what that library, TensorStore and zarrs read of them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import tensorstore
 import zarr
+import zarrs
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec, GzipCodec, ShardingCodec, TransposeCodec, ZstdCodec
@@ -141,6 +142,10 @@ def test_what_is_written_is_read_by_others(
     writer.publish()
     assert sorted(entry.name for entry in path.iterdir()) == ["0", "zarr.json"]
     assert_same_bits(np.asarray(zarr.open_array(path / "0", mode="r")[:]), given_samples)
+    with zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"}):
+        array = zarr.open_array(path / "0", mode="r")
+        assert isinstance(array.async_array.codec_pipeline, zarrs.ZarrsCodecPipeline)
+        assert_same_bits(np.asarray(array[:]), given_samples)
     spec = {"driver": "zarr3", "kvstore": {"driver": "file", "path": str(path / "0")}}
     assert_same_bits(np.asarray(tensorstore.open(spec).result().read().result()), given_samples)
 
