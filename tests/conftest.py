@@ -85,11 +85,28 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if _cuda_devices()[0] == 0:  # as skipped tests they would hide what else was skipped
         config.hook.pytest_deselected(items=[item for item in items if _needs_a_gpu(item)])
         items[:] = [item for item in items if not _needs_a_gpu(item)]
-    # pytest-xdist gives each process a run of tests at first. Slow ones come first in each, so that none runs on alone.
+    # pytest-xdist gives each process a run of tests at first.
     if processes := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0")):
         each = -(-len(items) // processes)
-        turns = {id(item): (at // each, item.get_closest_marker("slow") is None) for at, item in enumerate(items)}
-        items.sort(key=lambda item: turns[id(item)])
+        items[:] = itertools.chain.from_iterable(_spread(items[at : at + each]) for at in range(0, len(items), each))
+
+
+def _spread(run: list[pytest.Item]) -> Iterator[pytest.Item]:
+    """Slow tests between those of other files, over the first three quarters: processes do not all wait at once, and
+    none runs on alone in the end."""
+
+    def by_file(*, slow: bool) -> list[list[pytest.Item]]:
+        chosen = (item for item in run if (item.get_closest_marker("slow") is not None) is slow)
+        return [list(tests) for _, tests in itertools.groupby(chosen, key=lambda item: item.path)]
+
+    slow, quick = by_file(slow=True), by_file(slow=False)
+    taken = 0
+    for number, tests in enumerate(quick, 1):
+        yield from tests
+        due = min(len(slow), -(-4 * number * len(slow) // (3 * len(quick))))
+        yield from itertools.chain.from_iterable(slow[taken:due])
+        taken = due
+    yield from itertools.chain.from_iterable(slow[taken:])
 
 
 # What thousands of tests are made of is there to the end: a search for garbage would go through it again and again.

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from pipeline.errors import InputError, OutputError, StorageError
+from pipeline.errors import InputError, OutputError
 from pipeline.formats.grid import create_map, map_format_for_output, open_map
 from pipeline.formats.grid.base import GridHeader
 from pipeline.formats.image.base import ImageWriter, Region
@@ -311,9 +311,9 @@ class GridContract:
         if not self.reserves:
             return
         path, header = tmp_path / f"map{suffix}", grid((100_000, 100_000, 100_000))
-        with pytest.raises(StorageError) as caught:
+        with pytest.raises(OutputError) as caught:
             create_map(path, header)
-        one_line(caught.value, path.name, "bytes are needed", "bytes are free")
+        one_line(caught.value, path.name, "bytes are needed", "whole disk")
         assert list(tmp_path.iterdir()) == []
 
 
