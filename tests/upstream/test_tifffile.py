@@ -56,11 +56,9 @@ def test_decoders_are_called_by_their_address(name: str) -> None:
         row[0, tiles.OFFSET], row[0, tiles.LENGTH] = data.ctypes.data, len(data)
         row[0, tiles.HEIGHT], row[0, tiles.PART] = 1, target.ctypes.data
         row[0, tiles.EXTENTS :] = 1, room
-        ends, nothing = np.zeros(1, np.int8), np.empty(0, np.uint8)
-        tiles.read_tiles(
-            np.zeros(1, np.int64), row, ends, -1, codec, np.array([room, 1, 1, 1, 0]), np.array([[room, 1], [room, 1]]),
-            samples, nothing, nothing,
-        )  # fmt: skip
+        ends, form, strides = np.zeros(1, np.int8), np.array([room, 1, 1, 1, 0]), np.array([[room, 1], [room, 1]])
+        alone = np.array([0, samples.ctypes.data, len(samples), 0, 0, 0, 0, 0])  # see `in_threads`
+        tiles.read_tiles((np.zeros(1, np.int64), row, ends, -1, codec, form, strides, alone))
         assert (samples[room:] == 0x5A).all(), "nothing is written past the target"
         if room == SAMPLES.nbytes:
             assert ends[0] == DONE

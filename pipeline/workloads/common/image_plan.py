@@ -105,7 +105,7 @@ def _needed(limit: int, tilings: Callable[..., Tiling | None]) -> int:
     low, high = limit, max(2 * limit, 1)
     while not fits(high):
         low, high = high, 2 * high
-    while high - low > high >> 6:
+    while high - low > max(high >> 6, 1):
         middle = (low + high) // 2
         low, high = (low, middle) if fits(middle) else (middle, high)
     return high
