@@ -135,7 +135,7 @@ class Client(Connection):
         return found
 
 
-# The options of `submit` that say how a job is run, with their defaults.
+# Options of `submit` for how a job is run, and their defaults.
 _HOW: Mapping[str, Any] = {
     name: each.default
     for name, each in inspect.signature(Client.submit).parameters.items()
