@@ -66,10 +66,10 @@ class _WarmParent:
         self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.commands", str(theirs.fileno())],
-            cwd=_ROOT, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL,
+            cwd=_ROOT, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, env=_environment or None,
         )  # fmt: skip
         theirs.close()
-        self._early = _read_early(os.environ)
+        self._early = _read_early(_environment or os.environ)
         self._one_at_a_time = threading.Lock()
         atexit.register(self.close)
 
@@ -93,6 +93,12 @@ class _WarmParent:
 
 
 _parents: list[_WarmParent] = []
+_environment: dict[str, str] = {}  # the warm parent's; if empty, the one in which it is first needed
+
+
+def keep_environment() -> None:
+    """Before the first test: one that sets variables may be the first to start a command."""
+    _environment.update(os.environ)
 
 
 def _warm_parent() -> _WarmParent:

@@ -24,6 +24,7 @@ import pytest
 from hypothesis import settings
 
 from pipeline.storage.objects import ObjectPath
+from tests import commands
 from tests.object_server import Proxy, S3Server, use_environment
 
 # The same examples in every run, so that a change is judged by what it changes; by night, new ones are searched.
@@ -114,6 +115,7 @@ gc.disable()
 
 
 def pytest_collection_finish() -> None:
+    commands.keep_environment()
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000)  # Numba's compiler makes much, and little garbage

@@ -10,6 +10,7 @@ import sys
 
 import pytest
 
+from tests import commands
 from tests.commands import COMMAND, Popen, run
 from tests.pipeline.workloads.packages import install
 
@@ -45,6 +46,15 @@ def test_a_warm_program_is_as_a_cold_one(tmp_path):
         assert told(tmp_path)["ignored"]
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def test_later_programs_are_warm_though_the_first_had_variables_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.setattr(commands, "_parents", [])
+    with monkeypatch.context() as patch:
+        patch.setenv("MILLRACE_CACHE_DIR", str(tmp_path))
+        assert not told(tmp_path)["warm"]
+    assert told(tmp_path)["warm"]
+    commands._parents[0].close()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
