@@ -219,6 +219,9 @@ def _become(program: _Program, streams: list[int]) -> None:
     os.environ.update(program.environment)
     importlib.import_module("dask").config.refresh()
     os.sched_setaffinity(0, program.cores)
+    for number in signal.valid_signals():
+        if signal.getsignal(number) == signal.SIG_IGN:  # by the warm parent or, after nohup, by who started it
+            signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for number in program.ignored:
         signal.signal(number, signal.SIG_IGN)

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import contextmanager
 
 import pytest
 
@@ -18,7 +19,8 @@ TOLD = """
 import json, os, signal, sys
 told = {
     "argv": sys.argv, "folder": os.getcwd(), "a": os.environ.get("A"), "parent": os.getppid(), "read": sys.stdin.read(),
-    "warm": "zarr" in sys.modules, "main": __name__, "ignored": signal.getsignal(signal.SIGINT) == signal.SIG_IGN,
+    "warm": "zarr" in sys.modules, "main": __name__,
+    "ignored": [n.name for n in (signal.SIGHUP, signal.SIGINT) if signal.getsignal(n) == signal.SIG_IGN],
     "descriptors": len(os.listdir("/proc/self/fd")),
 }
 print(json.dumps(told))
@@ -36,24 +38,31 @@ def told(folder, **environment):
     return json.loads(done.stdout)
 
 
+@contextmanager
+def action(number, taken):
+    before = signal.signal(number, taken)
+    yield
+    signal.signal(number, before)
+
+
 def test_a_warm_program_is_as_a_cold_one(tmp_path):
     warm, cold = told(tmp_path, A="b"), told(tmp_path, A="b", PYTHON_OF_ITS_OWN="1")
     assert (warm.pop("warm"), cold.pop("warm")) == (True, False)
     assert warm == cold
     assert warm["parent"] == os.getpid()
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        assert told(tmp_path)["ignored"]
-    finally:
-        signal.signal(signal.SIGINT, before)
+    with action(signal.SIGINT, signal.SIG_IGN):
+        assert "SIGINT" in told(tmp_path)["ignored"]
 
 
-def test_later_programs_are_warm_though_the_first_had_variables_of_its_own(tmp_path, monkeypatch):
+def test_what_the_first_program_was_given_does_not_concern_later_ones(tmp_path, monkeypatch):
     monkeypatch.setattr(commands, "_parents", [])
-    with monkeypatch.context() as patch:
+    with monkeypatch.context() as patch, action(signal.SIGHUP, signal.SIG_IGN):
         patch.setenv("MILLRACE_CACHE_DIR", str(tmp_path))
-        assert not told(tmp_path)["warm"]
-    assert told(tmp_path)["warm"]
+        first = told(tmp_path)
+    with action(signal.SIGHUP, signal.SIG_DFL):
+        later = told(tmp_path)
+    assert (first["warm"], "SIGHUP" in first["ignored"]) == (False, True)
+    assert (later["warm"], "SIGHUP" in later["ignored"]) == (True, False)
     commands._parents[0].close()
 
 

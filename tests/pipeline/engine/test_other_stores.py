@@ -112,7 +112,7 @@ def test_google_cloud_storage(samples, millrace, monkeypatch):
 def test_azure(samples, millrace, monkeypatch, tmp_path):
     azurite = shutil.which("azurite-blob")
     if azurite is None:
-        pytest.skip("Azurite is not installed: npm install --global azurite")
+        pytest.skip("Azurite is not installed; scripts/test installs it where there is npm")
     with subprocess.Popen(
         [azurite, "--silent", "--inMemoryPersistence", "--blobPort", "10077", "--skipApiVersionCheck"],
         cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
