@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
+import os
 import sys
-from typing import NoReturn
+import threading
+from contextlib import suppress
+from typing import Any, NoReturn
 
 from pipeline.stopping import Stopped, held, no_more, raise_on_signals
 
@@ -14,6 +18,8 @@ def main() -> NoReturn:
     raise_on_signals()
     if sys.argv[1:2] == ["run"]:
         gc.set_threshold(50_000)  # as modules load, nothing is garbage: looking for it takes a twentieth of the start
+    if sys.argv[1:3] == ["run", "smooth"]:
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # no matrices are multiplied: NumPy starts no threads
     try:
         with held():
             from pipeline import cli
@@ -21,10 +27,25 @@ def main() -> NoReturn:
         cli.main()
     except Stopped as stop:
         sys.stderr.write(f"millrace: {stop}\n")
-        sys.exit(128 + stop.signal)
+        _end(128 + stop.signal)
+    except SystemExit as end:
+        _end(end.code)
     finally:
         no_more()
-        gc.freeze()  # the process is ending: skip the final garbage collection
+
+
+def _end(code: Any) -> NoReturn:
+    """Ends the process without taking its modules apart, except those of GPUs and of Dask."""
+    no_more()
+    gc.freeze()  # skip the final garbage collection
+    if isinstance(code, int) and not {"cupy", "distributed"} & sys.modules.keys():
+        threading._shutdown()  # type: ignore[attr-defined]  # waits for threads
+        atexit._run_exitfuncs()
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(AttributeError, OSError, ValueError):  # closed
+                stream.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 if __name__ == "__main__":

@@ -13,13 +13,10 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from prometheus_client import REGISTRY
-from prometheus_client.core import Metric
-from prometheus_client.registry import Collector
-
-from pipeline.metrics.families import counter_family, gauge_family
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
 
 INTERVAL_S = 1.0
 # An older state is ignored: the driver hangs.
@@ -129,7 +126,7 @@ class _Gpu:
             yield
 
 
-class GpuMonitor(Collector):
+class GpuMonitor:
     """Reads the watched GPUs from the first `watch` until the process ends."""
 
     def __init__(self, load: Callable[[], Any], interval_s: float = INTERVAL_S) -> None:
@@ -165,6 +162,9 @@ class GpuMonitor(Collector):
             thread.join()
 
     def collect(self) -> Iterable[Metric]:
+        """As a collector of prometheus_client."""
+        from pipeline.metrics.families import counter_family, gauge_family
+
         families = [gauge_family(f"millrace_gpu_{name}") for name in _GAUGES]
         pcie = counter_family("millrace_gpu_pcie_bytes_total")
         for state in self._fresh():
@@ -231,4 +231,3 @@ def _nvml() -> Any:
 
 
 monitor = GpuMonitor(_nvml)
-REGISTRY.register(monitor)

@@ -1,7 +1,7 @@
 """Counts of this process's pipelines: chunks, bytes, work, and how busy each stage is.
 
-Every chunk is counted a dozen times, so counting is one short lock and a few additions; the metrics are assembled at a
-scrape. Times advance while a pipeline runs, not only at its end.
+Every chunk is counted a dozen times, so counting is one short lock and a few additions; `registered` assembles the
+metrics at a scrape. Times advance while a pipeline runs, not only at its end.
 """
 
 from __future__ import annotations
@@ -9,17 +9,11 @@ from __future__ import annotations
 import threading
 import time
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Mapping
 from contextlib import ContextDecorator
 
-from prometheus_client import REGISTRY
-from prometheus_client.core import Metric
-from prometheus_client.registry import Collector
-
-from pipeline.metrics.families import counter_family, cumulated, histogram_family
 from pipeline.metrics.table import STAGE_SECONDS, STAGES
-
-_DURATION = "millrace_stage_duration_seconds"
 
 
 class Level:
@@ -105,16 +99,36 @@ class WorkCount:
             self.chunks["failed"] += 1
 
 
+class LatestValue:
+    """The value that was set last."""
+
+    value = 0.0
+
+    def set(self, value: float) -> None:
+        self.value = value
+
+
+class LatestValues(defaultdict[str, LatestValue]):
+    """The latest value of each workload."""
+
+    def __init__(self) -> None:
+        super().__init__(LatestValue)
+
+    def labels(self, workload: str) -> LatestValue:
+        return self[workload]
+
+
 stages: Mapping[str, StageCount] = {stage: StageCount() for stage in STAGES}
-_wall = Level()  # 1 while any pipeline runs
-_work: dict[tuple[str, str], WorkCount] = {}
+wall = Level()  # 1 while any pipeline runs
+work: dict[tuple[str, str], WorkCount] = {}
+audit_error_ratio = LatestValues()
 _adding = threading.Lock()
 
 
 def work_of(workload: str, unit: str) -> WorkCount:
     """The count of a workload: one only, since Prometheus refuses duplicate series."""
     with _adding:
-        return _work.setdefault((workload, unit), WorkCount(workload, unit))
+        return work.setdefault((workload, unit), WorkCount(workload, unit))
 
 
 class AtWork(ContextDecorator):
@@ -143,44 +157,6 @@ class AtWork(ContextDecorator):
     def _begin_or_end(self, sign: int) -> None:
         now, before = time.perf_counter(), AtWork._pipelines > 0
         AtWork._pipelines += sign
-        _wall.change((AtWork._pipelines > 0) - before, now)
+        wall.change((AtWork._pipelines > 0) - before, now)
         for stage, lanes in self._lanes.items():
             stages[stage].lanes.change(sign * lanes, now)
-
-
-class _Pipelines(Collector):
-    """Assembles the metrics at a scrape."""
-
-    def collect(self) -> Iterable[Metric]:
-        yield from _of_stages()
-        wall = counter_family("millrace_pipeline_wall_seconds_total")
-        wall.add_metric([], _wall.integral)
-        yield wall
-        yield from _of_work(list(_work.values()))
-
-
-def _of_stages() -> Iterable[Metric]:
-    seconds, nbytes = counter_family("millrace_stage_seconds_total"), counter_family("millrace_stage_bytes_total")
-    lanes, durations = counter_family("millrace_stage_lane_seconds_total"), histogram_family(_DURATION)
-    for stage, count in stages.items():
-        busy, moved, buckets = count.told()
-        seconds.add_metric([stage], busy)
-        nbytes.add_metric([stage], moved)
-        lanes.add_metric([stage], count.lanes.integral)
-        durations.add_metric([stage], cumulated(_DURATION, buckets), busy)
-    return seconds, nbytes, lanes, durations
-
-
-def _of_work(counts: list[WorkCount]) -> Iterable[Metric]:
-    chunks, work = counter_family("millrace_chunks_total"), counter_family("millrace_work_total")
-    read, written = counter_family("millrace_input_bytes_total"), counter_family("millrace_output_bytes_total")
-    for count in counts:
-        for outcome, number in count.chunks.items():
-            chunks.add_metric([count.workload, outcome], number)
-        work.add_metric([count.workload, count.unit], count.work)
-        read.add_metric([count.workload], count.input_bytes)
-        written.add_metric([count.workload], count.output_bytes)
-    return chunks, read, written, work
-
-
-REGISTRY.register(_Pipelines())

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 import os
+import random
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -221,9 +222,8 @@ class Reference(Protocol):
 
 def random_places(shape: tuple[int, ...], count: int) -> NDArray[np.int64]:
     """At most `count` different places in an output of that shape, (n, axes): the same ones for the same shape."""
-    places = np.random.default_rng(0).integers(0, shape, (count, len(shape)))
-    # np.unique would load masked arrays first.
-    return np.array(sorted({*map(tuple, places.tolist())}), np.int64)
+    draw = random.Random(0)  # NumPy's would be loaded first, and by np.unique masked arrays
+    return np.array(sorted({tuple(draw.randrange(size) for size in shape) for _ in range(count)}), np.int64)
 
 
 class Sink(Protocol):

@@ -7,6 +7,9 @@ import sys
 
 import numpy as np
 
+from pipeline.formats.image import Storage
+from tests.images import write_image
+
 # What a run whose one GPU does the work has no use for, and what takes a tenth of a second or more to load.
 HEAVY = {
     "MDAnalysis", "dask", "distributed", "fastapi", "finufft", "h5py", "imagecodecs", "llvmlite", "matplotlib", "numba",
@@ -58,6 +61,43 @@ def test_a_run_loads_nothing_of_a_service(tmp_path):
     assert "kernels.smoothing.cpu" in loaded
     commands = {f"pipeline.cli.{name}" for name in ("admin", "client", "doctor", "kernels", "service")}
     assert not {*commands, "pipeline.api_models", "pipeline.client", "pipeline.service", "dask", "rich"} & loaded
+    assert not {"imagecodecs", "prometheus_client"} & loaded
+
+
+def test_an_uncompressed_zarr_loads_no_codecs(tmp_path):
+    write_image(tmp_path / "a.zarr", np.zeros((5, 7), np.uint8), "YX", Storage(compression="none", levels=1))
+    loaded = loaded_by(tmp_path, "run", "smooth", "a.zarr", "out.zarr", "--compression", "none", "--quiet")
+    assert "pipeline.codecs.loops.chunk_files" in loaded
+    assert not {"imagecodecs", "zarr"} & loaded
+
+
+AT_EXIT = """
+import atexit, os, sys, threading
+class Late:
+    def __del__(self):
+        print("taken apart", flush=True)
+sys.late = Late()
+def end():
+    loaded = {"numpy.random", "prometheus_client"} & sys.modules.keys()
+    print("at exit", len(os.listdir("/proc/self/task")), *loaded, flush=True)
+def at_the_end():
+    threading.main_thread().join()
+    print("a thread")
+atexit.register(end)
+threading.Thread(target=at_the_end).start()
+from pipeline.__main__ import main
+main()
+"""
+
+
+def test_a_run_ends_without_taking_its_modules_apart(tmp_path):
+    """It starts no thread of BLAS, but waits for its threads, and for what is to be done at exit."""
+    np.save(tmp_path / "a.npy", np.zeros((5, 7), np.uint8))
+    arguments = ("run", "smooth", "a.npy", "out.npy", "--device", "cpu", "--quiet", "--dry-run", "--json")
+    command = [sys.executable, "-c", AT_EXIT, *arguments]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.endswith("}\na thread\nat exit 1\n")
 
 
 def test_the_client_loads_nothing_of_the_server():

@@ -11,11 +11,11 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 from pydantic import BaseModel, Field
 
-from pipeline import metrics
 from pipeline.api_models import TERMINAL
 from pipeline.cluster.dask.worker_states import zero_counters
 from pipeline.errors import MillraceError
 from pipeline.metrics.families import gauge_family
+from pipeline.metrics.registered import count_error, job_duration, job_queue_wait, jobs_finished
 from pipeline.service.store import Store
 from pipeline.workloads import workloads
 
@@ -50,10 +50,10 @@ def begin_job_counts() -> None:
     """As `zero_counters`, for the metrics of jobs too. Imports every workload, which takes a while."""
     zero_counters()
     for workload in workloads():
-        metrics.job_queue_wait.labels(workload)
+        job_queue_wait.labels(workload)
         for outcome in TERMINAL:
-            metrics.jobs_finished.labels(workload, outcome)
-            metrics.job_duration.labels(workload, outcome)
+            jobs_finished.labels(workload, outcome)
+            job_duration.labels(workload, outcome)
 
 
 class _Everything(Collector):
@@ -86,7 +86,7 @@ class _OfService(Collector):
         try:
             counts, oldest = self._store.counts(), self._store.oldest_queued()
         except MillraceError as error:
-            metrics.count_error(error)  # the other metrics are still served
+            count_error(error)  # the other metrics are still served
             return
         jobs, age = gauge_family("millrace_jobs"), gauge_family("millrace_queue_oldest_age_seconds")
         for state, number in counts.items():

@@ -318,6 +318,19 @@ def test_a_dry_run_writes_nothing(folder, millrace):
     assert names_in(folder) == ["in"]
 
 
+def test_many_files_share_chunks_on_the_cpu(folder, millrace):
+    """A chunk takes a 64th of all, here two files; one of 8 MiB, enough for a large image, would take one."""
+    header = {"descr": "|u1", "fortran_order": False, "shape": (2048, 4096)}
+    with (folder / "in/0.npy").open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, header)
+        file.truncate(file.tell() + 2048 * 4096)  # takes no room
+    for number in range(1, 160):
+        os.link("in/0.npy", f"in/{number}.npy")
+    code, out, _ = millrace("run", "smooth", "in", "out", "--dry-run", "--json", *CPU)
+    (plan,) = json.loads(out)["plans"]
+    assert (code, plan["chunks"], plan["chunk_shape"][0]) == (0, 80, 2)
+
+
 def test_json_is_the_tables_newest_run(folder, millrace):
     images(folder, 3)
     code, out, _ = millrace("run", "smooth", "in", "out", "--json", *CPU)

@@ -121,4 +121,4 @@ def test_damaged_notes_are_refused(notes):
 )
 def test_the_ratio_of_an_audit_has_no_division_by_zero(worst, tolerance, ratio):
     _count_audit(SimpleNamespace(name="smooth"), worst, tolerance)
-    assert metrics.audit_error_ratio.labels("smooth")._value.get() == ratio
+    assert metrics.audit_error_ratio.labels("smooth").value == ratio

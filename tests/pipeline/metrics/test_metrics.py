@@ -8,7 +8,7 @@ from urllib.request import urlopen
 
 import numpy as np
 import pytest
-from prometheus_client import REGISTRY, generate_latest
+from prometheus_client import generate_latest
 
 from pipeline import errors, metrics
 from pipeline.cluster.communicators.solo import SoloCommunicator
@@ -18,6 +18,7 @@ from pipeline.engine.run import RunEvents, RunOptions, plan_job, run_job
 from pipeline.engine.stages import STAGES, StageRecord
 from pipeline.errors import AuditError, MillraceError, ParameterError
 from pipeline.metrics.pipelines import Level
+from pipeline.metrics.registered import REGISTRY
 from pipeline.metrics.table import TABLE, as_markdown
 from pipeline.service.store import NoSuchJob
 from pipeline.workloads import JobSpec, workloads

@@ -119,14 +119,14 @@ def read_together(files: ChunkFiles, kind: int, parts: Sequence[ChunkPart], targ
     array = files.array
     if not parts or (kind == BLOSC and not all(loops.blosc_functions())):
         return list(range(len(parts)))
-    table = _Table.of_parts(array.codec, parts, target)
+    table, decoder = _Table.of_parts(array.codec, parts, target), loops.blosc_functions()[0] if kind == BLOSC else 0
     for row, part in zip(table.rows, parts, strict=True):
         row[loops.MEMORY], row[loops.HELD] = part.memory, part.is_held
     table.add_files(files, [part.place for part in parts])
     try:
         with _opened(files.folder) as (folder, resolve):
             return table.run(
-                loops.read_chunks, folder, resolve, kind, loops.blosc_functions()[0], table.strides, table.shape,
+                loops.read_chunks, folder, resolve, kind, decoder, table.strides, table.shape,
                 np.full(1, array.fill_value, array.codec.dtype).view(np.uint8), is_coded=kind == BLOSC,
             )  # fmt: skip
     except OSError:
