@@ -201,6 +201,14 @@ class PartialFolder(SharedDescriptor):
                 self._made.add(name)
             yield descriptor, self._folders.at(_UNFINISHED), self._token
 
+    def scratch(self) -> int:
+        """A descriptor, which the caller closes, of a new file inside that has no name: it goes when it is closed."""
+        with self._in_use():
+            begun, name = self._folders.at(_UNFINISHED), f"{self._token}-{threading.get_ident()}-scratch"
+            descriptor = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600, dir_fd=begun)
+            os.unlink(name, dir_fd=begun)
+            return descriptor
+
     def _release(self) -> None:
         self._folders.close()
         super()._release()

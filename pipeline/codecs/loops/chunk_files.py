@@ -52,7 +52,7 @@ NONE, FAULT, WHOLE = -1, -2, -3  # in place of a descriptor, or of a chunk's byt
 # the thread's; HELD: whether it holds the chunk. PART: the address of the part of the region's array, or of LENGTH
 # encoded bytes; INSIDE: the byte of the chunk where the part begins; then the part's extents. OFFSET, LENGTH: of the
 # chunk in its file; to read, LENGTH is WHOLE if the chunk is the file, NONE if it is not stored. To write, MEMORY is
-# where the chunk is encoded, as LENGTH bytes; 0: in a file.
+# where the chunk is encoded, 0: in a file; LENGTH becomes its bytes.
 NAME, PARENT, OFFSET, LENGTH, MEMORY, HELD, PART, INSIDE, EXTENTS = range(9)
 
 _SHARES, _SHARED_BYTES = 4, 4 << 20  # of a region's bytes that threads read together
@@ -113,27 +113,26 @@ def _fill(memory: Any, nbytes: Any, item: Any) -> None:
 
 @compiled
 def _read_chunk(
-    row: Any, names: Any, folder: Any, resolve: Any, kind: Any, decoder: Any, strides: Any, shape: Any, item: Any,
+    row: Any, names: Any, folder: Any, descriptor: Any, kind: Any, decoder: Any, strides: Any, shape: Any, item: Any,
     samples: Any, encoded: Any,
 ) -> Any:  # fmt: skip
-    """Read and decode one chunk, and copy its part. `samples`, `encoded`: memory of the thread."""
+    """Read and decode one chunk, and copy its part. `descriptor`: of its file, or an error; `samples`, `encoded`:
+    memory of the thread."""
     itemsize, extents, nbytes, memory = len(item), row[EXTENTS:], len(samples), row[MEMORY]
     if memory == 0:
         memory = samples.ctypes.data
     if row[HELD] == 0:
-        name, offset, length, descriptor = names.ctypes.data + row[NAME], row[OFFSET], row[LENGTH], np.int64(-ENOENT)
-        if length != NONE:
-            descriptor = open_at(folder, name, READ, 0, resolve)
-        if descriptor == -ENOENT:
-            if length != NONE and is_link(folder, name):
+        offset, length = row[OFFSET], row[LENGTH]
+        if length == NONE or descriptor == -ENOENT:
+            if length != NONE and is_link(folder, names.ctypes.data + row[NAME]):
                 return LEFT  # a broken link is no missing chunk
             _fill(memory, nbytes, item)
         elif descriptor < 0:
             return LEFT
         else:
-            size, is_placed = size_of(descriptor), False
-            if length == WHOLE or size < 0:
-                length = size
+            is_placed = False
+            if length == WHOLE:
+                length = size_of(descriptor)
             if kind == RAW:
                 is_done = length == nbytes
                 is_whole = row[MEMORY] == 0 and strides[0, -1] == itemsize
@@ -153,7 +152,6 @@ def _read_chunk(
                 is_done = is_done and pread(descriptor, encoded.ctypes.data, length, offset) == length
                 is_done = is_done and is_sound(encoded.ctypes.data, length, nbytes)
                 is_done = is_done and np.int32(call(decoder, (encoded.ctypes.data, memory, nbytes, 1))) == nbytes
-            close(descriptor)
             if is_placed or not is_done:
                 return DONE if is_done else LEFT
     copy_items(row[PART], strides[0], memory + row[INSIDE], strides[1], extents, itemsize)
@@ -178,13 +176,22 @@ def _read_chunks(
     shared   : see `in_threads`
     """
     samples, encoded = room(memory, shared, OF_SAMPLES), room(memory, shared, OF_ENCODED)
+    known, descriptor = np.int64(-1), np.int64(-1)  # of a shard, several chunks are read
     while True:
         number = take(next_row.ctypes.data)
         if number >= len(table):
-            return
+            break
+        row = table[number]
+        if row[HELD] == 0 and row[LENGTH] != NONE and row[NAME] != known:
+            if descriptor >= 0:
+                close(descriptor)
+            known = row[NAME]
+            descriptor = open_at(folder, names.ctypes.data + known, READ, 0, resolve)
         ends[number] = _read_chunk(
-            table[number], names, folder, resolve, kind, decoder, strides, shape, item, samples, encoded
+            row, names, folder, descriptor, kind, decoder, strides, shape, item, samples, encoded
         )
+    if descriptor >= 0:
+        close(descriptor)
 
 
 _reading = entry_of(_read_chunks)
@@ -256,6 +263,7 @@ def _write_file(
     source, nbytes, target = row[PART], row[LENGTH], row[MEMORY]
     if kind != ENCODED:
         nbytes, extents = len(samples), row[EXTENTS:]
+        row[LENGTH] = nbytes
         is_whole, is_packed, size = True, True, itemsize
         for axis in range(len(shape) - 1, -1, -1):
             is_whole = is_whole and extents[axis] == shape[axis]
@@ -277,8 +285,8 @@ def _write_file(
             source = target
             if nbytes <= 0:
                 return False
+            row[LENGTH] = nbytes
     if row[MEMORY]:
-        row[LENGTH] = nbytes
         return True
     return pwrite(descriptor, source, nbytes, row[OFFSET]) == nbytes
 

@@ -367,6 +367,10 @@ class ImageFormat(ABC):
         """The blocks in which `create` stores such an image: whole ones are written fastest. None: no preference."""
         return None
 
+    def part_shape(self, header: ImageHeader) -> tuple[int, ...] | None:
+        """The parts in which blocks are encoded: whole ones are written fast too."""
+        return self.block_shape(header)
+
     def levels(self, header: ImageHeader, path: Path) -> int:
         """How many levels such an image gets: of a pyramid, regions begin and end at multiples of `pyramid.ALIGNED`
         rows and columns. ParameterError if there cannot be so many."""

@@ -14,7 +14,7 @@ import numpy as np
 from pipeline.config import format_bytes
 from pipeline.errors import MemoryTooSmall, ParameterError
 from pipeline.formats import image as images
-from pipeline.formats.image.base import ImageFormat, ImageHeader, ImageReader, Region, Storage
+from pipeline.formats.image.base import ImageHeader, ImageReader, Region, Storage
 from pipeline.formats.image.pyramid import ALIGNED
 from pipeline.workloads.common.axes import named
 from pipeline.workloads.common.tiling import Tiling, best_tiling
@@ -55,21 +55,29 @@ def plan_image(
     """
     source = reader.header
     form = images.format_for_output(spec.output, storage)
-    multiple, grain = (1,) * len(source.shape), _grain(reader, form, header)
+    multiple = (1,) * len(source.shape)
+    # Along whole files of the output, else along the parts in which these are encoded.
+    grains = [_grain(reader, blocks, header) for blocks in (form.block_shape(header), form.part_shape(header))]
     outputs = [(spec.output, header), *also]
     if any(images.format_for_output(path, storage).levels(each, path) > 1 for path, each in outputs):
-        multiple, grain = _aligned(grain, header)
+        multiple = tuple(ALIGNED if letter in "YX" else 1 for letter in header.axes)
+        grains = [_aligned(grain, multiple, header) for grain in grains]
         # The levels of a region take a third of its output's bytes.
         budget = replace(budget, budget_bytes=budget.budget_bytes * 6 // 7, target_bytes=budget.target_bytes * 6 // 7)
     reserved = further.nbytes if further else 0
     limit, target = budget.budget_bytes - reserved, budget.target_bytes
     if most_bytes is not None:
         limit = min(limit, most_bytes)
-    tilings = partial(
+    cut: Callable[..., Tiling | None] = partial(
         best_tiling, source.shape, halo, max(source.dtype.itemsize, header.dtype.itemsize) + work_bytes,
         whole={*whole, *(axis for axis, letter in enumerate(source.axes) if letter == "S")}, pads_uncut=pads_uncut,
-        grain=grain, multiple=multiple,
+        multiple=multiple,
     )  # fmt: skip
+
+    def tilings(**limits: int) -> Tiling | None:
+        found = cut(grain=grains[0], **limits)
+        return cut(grain=grains[1], **limits) if found is None or found.parted else found
+
     tiling = tilings(budget_bytes=limit, target_bytes=target)
     while tiling is not None and tiling.count > MOST_CHUNKS and target < limit:
         target = min(2 * target, limit)
@@ -111,21 +119,17 @@ def _needed(limit: int, tilings: Callable[..., Tiling | None]) -> int:
     return high
 
 
-def _grain(reader: ImageReader, form: ImageFormat, header: ImageHeader) -> tuple[int, ...]:
+def _grain(reader: ImageReader, written: tuple[int, ...] | None, header: ImageHeader) -> tuple[int, ...]:
     """The blocks of both files along each axis: of the output's alone where no chunk could hold both."""
     unit = (1,) * len(header.shape)
-    written = form.block_shape(header) or unit
-    both = (math.lcm(*blocks) for blocks in zip(reader.block_shape or unit, written, strict=True))
-    return tuple(one if one <= n else own for one, own, n in zip(both, written, header.shape, strict=True))
+    both = map(math.lcm, reader.block_shape or unit, written or unit)
+    return tuple(one if one <= n else own for one, own, n in zip(both, written or unit, header.shape, strict=True))
 
 
-def _aligned(grain: tuple[int, ...], header: ImageHeader) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Where a pyramid's chunks may be cut, and the blocks that allow it: of the files if those fit."""
-    multiple = tuple(ALIGNED if letter in "YX" else 1 for letter in header.axes)
+def _aligned(grain: tuple[int, ...], multiple: tuple[int, ...], header: ImageHeader) -> tuple[int, ...]:
+    """The blocks at which a pyramid's chunks may be cut, at such multiples: of the files if those fit."""
     both = map(math.lcm, grain, multiple)
-    return multiple, tuple(
-        block if block <= n else finest for block, finest, n in zip(both, multiple, header.shape, strict=True)
-    )
+    return tuple(block if block <= n else finest for block, finest, n in zip(both, multiple, header.shape, strict=True))
 
 
 def _chunks(

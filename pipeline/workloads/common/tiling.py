@@ -57,8 +57,12 @@ class Tiling:
     def cost(self) -> float:
         """Re-reading, and what short rows and parted blocks cost besides."""
         inner_cuts = sum(self.is_cut(axis) for axis in range(1, len(self.shape)))
-        parted = sum(self.is_cut(axis) and extent % self.grain[axis] != 0 for axis, extent in enumerate(self.extents))
-        return self.rereads * CUT_PENALTY**inner_cuts * UNALIGNED_PENALTY**parted
+        return self.rereads * CUT_PENALTY**inner_cuts * UNALIGNED_PENALTY**self.parted
+
+    @property
+    def parted(self) -> int:
+        """Along how many axes blocks of the file are cut."""
+        return sum(self.is_cut(axis) and extent % self.grain[axis] != 0 for axis, extent in enumerate(self.extents))
 
     @property
     def rereads(self) -> float:

@@ -25,11 +25,11 @@ def store(path, image, compression="lz4"):
     writer.publish()
 
 
-def result(source, output, device, workload="smooth", **parameters):
+def result(source, output, device, workload="smooth", *, memory_bytes=1 << 26, **parameters):
     spec = JobSpec(
         workload=workload, input=source, output=output, parameters=workloads()[workload].Parameters(**parameters)
     )
-    options = RunOptions(memory_bytes=1 << 26, chunk_bytes=160 << 10)
+    options = RunOptions(memory_bytes=memory_bytes, chunk_bytes=min(160 << 10, memory_bytes // 8))
     receipt = run_job(plan_job(spec, device, options), options)
     with open_image(output) as reader:
         found = np.empty(reader.header.shape, reader.header.dtype)
@@ -128,6 +128,16 @@ def test_encoded_chunks_are_files_that_every_reader_opens(tmp_path, image, compr
     for level in range(int(further.get("levels", 1))):
         theirs = zarr.open_group(tmp_path / "b.zarr", mode="r")[str(level)][...]
         np.testing.assert_array_equal(theirs, zarr.open_group(tmp_path / "a.zarr", mode="r")[str(level)][...])
+
+
+def test_a_device_encodes_chunks_of_shards_that_no_chunk_of_the_job_holds(tmp_path, image):
+    store(tmp_path / "in.zarr", image)
+    asked = {"size": "3", "compression": "lz4", "chunks": "64", "shards": "1024,192"}
+    expected, _ = result(tmp_path / "in.zarr", tmp_path / "a.zarr", CpuDevice(2), **asked)
+    device = Unpacking(2)
+    found, receipt = result(tmp_path / "in.zarr", tmp_path / "b.zarr", device, memory_bytes=1 << 20, **asked)
+    assert len(device.encoded) == receipt["chunks"] > 2
+    np.testing.assert_array_equal(found, expected)
 
 
 def test_a_gpu_has_fewer_lanes_if_its_chunks_would_be_small(tmp_path, image, monkeypatch):

@@ -82,6 +82,9 @@ class Zarr(ImageFormat):
         chunk, shard = self._shapes(header)
         return shard or chunk
 
+    def part_shape(self, header: ImageHeader) -> tuple[int, ...]:
+        return self._shapes(header)[0]
+
     def create(self, path: Path, header: ImageHeader, opening: Opening = Opening.NEW) -> ImageWriter:
         """Sizes, positions and units as in the input."""
         # OME-Zarr has no samples of a pixel: colours are channels there, with a mark for our reader.

@@ -9,12 +9,12 @@ import math
 import operator
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,11 +22,12 @@ from numpy.typing import NDArray
 from kernels.blocks import AXES
 from pipeline.codecs.chunk_codec import BLOSC, RAW, Stage
 from pipeline.codecs.packed import ChunkForm, origin_rows
-from pipeline.codecs.parallel import for_each
+from pipeline.codecs.parallel import for_each, split
 from pipeline.errors import OutputError
 from pipeline.formats.image.base import ImageHeader, Region, blocks_along
-from pipeline.formats.image.zarr.chunk_files import ChunkFiles, index_of, shard_of
+from pipeline.formats.image.zarr.chunk_files import ChunkFiles, ChunkPart, index_of, shard_of
 from pipeline.formats.image.zarr.chunk_objects import ChunkBytes, ChunkObjects
+from pipeline.formats.image.zarr.chunk_spool import ChunkSpool, SpooledChunk
 from pipeline.formats.image.zarr.stored_array import Place, StoredArray, kind_of, stored_array
 from pipeline.storage.partial import PartialFolder
 from pipeline.storage.partial_objects import PartialObjects
@@ -35,25 +36,53 @@ from pipeline.storage.writable import writing
 ROOT = "zarr.json"
 _SHUFFLES = ("noshuffle", "shuffle", "bitshuffle")
 
-# Of files of which only parts have come, for each level.
+# Of chunks of which only parts have come, for each level.
 _HELD_BYTES = 16 << 20
+_LOCKS = 64
 
 # Along one axis, by a chunk's number: where samples lie in the chunk and in the region, and whether they are all.
 _Spans = dict[int, tuple[slice, slice, bool]]
 Shapes = tuple[tuple[int, ...], tuple[int, ...] | None]  # of a chunk, and of a shard if there are any
+_Older = ChunkFiles | ChunkBytes  # the chunks of a file that is changed
+_Part = tuple[tuple[slice, ...], NDArray[Any]]  # of a chunk: its place and samples
 
 
-class Older(Protocol):
-    """The chunks of a file that is changed."""
+class _Begun:
+    """What has come of a file that no region holds whole.
 
-    def read(self, place: Place) -> NDArray[np.uint8] | None: ...
+    count : of its chunks
+    parts : of chunks: copies of samples in memory, by their corners in the array
+    kept  : whole chunks, encoded; None: stored in the file
+    split : chunks of which the file may have some parts
+    """
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.parts: dict[Place, dict[tuple[Place, Place], NDArray[Any]]] = {}
+        self.kept: dict[Place, SpooledChunk | None] = {}
+        self.split: set[Place] = set()
+
+    def is_complete(self, whole: Collection[Place]) -> bool:
+        """Whether every chunk is kept or among these."""
+        return len(self.kept.keys() | set(whole)) == self.count
+
+    def read(self, chunk: Place, older: _Older | None) -> NDArray[np.uint8] | None:
+        """A chunk's bytes as they are, valid until this thread's next call; None if there are none."""
+        spooled = self.kept.get(chunk)
+        return spooled.read() if spooled is not None else None if older is None else older.read(chunk)
+
+    def free(self, chunks: Iterable[Place]) -> None:
+        """Give up what spools have of these chunks."""
+        for spooled in filter(None, map(self.kept.get, chunks)):
+            spooled.spool.free.append(spooled.offset)
 
 
 class ArrayWriter:
     """One array of the group.
 
-    Several threads encode and store regions of whole files at once. Parts of a file are held until they make it whole.
-    Beyond `_HELD_BYTES`, and at a flush, the file is read, changed and written back, by one region of one process at a
+    Several threads encode and store regions at once. Encoded chunks of a local shard wait in a spool, and parts of a
+    chunk in memory, until they make a file whole, which is then written, its chunks in C order. What cannot wait, and
+    at a flush everything, is stored in files that are read, changed and written back, by one thread of one process at a
     time: correct in any order, but slower.
     """
 
@@ -67,10 +96,11 @@ class ArrayWriter:
         self._metadata = _array_metadata(self._in_order(header.shape), header.dtype, chunk, shard, stages, names)
         self._array = _for_writing(self._metadata, stages, header.dtype)
         self._kind = kind_of(self._array)
-        self._sharing = threading.Lock()
-        # By file: copies of its parts by their corners in the array. All of them together are not on disk.
-        self._held: dict[Place, dict[tuple[Place, Place], NDArray[Any]]] = {}
-        self._split: set[Place] = set()  # files of which some parts were stored alone
+        self._begun: dict[Place, _Begun] = {}  # each is used under its file's lock
+        self._locks = [threading.Lock() for _ in range(_LOCKS)]
+        self._held: set[Place] = set()  # chunks of which parts are in memory
+        self._spools_chunks = self._array.index is not None and isinstance(output, PartialFolder)
+        self._spools: dict[int, ChunkSpool] = {}  # by thread: a file takes the writes of one at a time
 
     def create(self) -> None:
         self._partial.put(metadata_of(self._name), [json.dumps(self._metadata, indent=2).encode()])
@@ -87,108 +117,194 @@ class ArrayWriter:
         """Store the samples of a region that is not empty."""
         start, stop = self._in_order(region.start), self._in_order(region.stop)
         stored = samples.transpose(self._order)
+        spans = list(map(_spans, start, stop, self._array.codec.shape, self._array.shape))
         with writing(self.path, samples.nbytes), self._partial.in_use():
-            whole: list[Place] = []
-            parts: list[Place] = []
-            for file in _under(start, stop, self._array.file_shape):
-                (whole if self._covers(start, stop, file) else parts).append(file)
-            self._store(start, stop, stored, whole, are_whole=True)
+            files = _under(start, stop, self._array.file_shape)
+            whole, parts = split(files, lambda file: self._covers(start, stop, file))
+            self._store(spans, stored, whole)
             if parts:
-                with self._sharing:
-                    self._take_parts(start, stop, stored, parts)
+                chunks = itertools.chain.from_iterable(self._touched(file, start, stop) for file in parts)
+                ours = _parts(spans, chunks, are_whole=True) if self._spools_chunks else []
+                self._take_parts(start, stop, stored, parts, self._spooled(ours, stored) if ours else {})
 
     def write_held(self) -> None:
-        """Store the parts that are held, each alone."""
-        with self._sharing:
-            if self._held:
-                with writing(self.path), self._partial.in_use():
-                    for file in list(self._held):
-                        self._store_held(file)
+        """Store what has come of files that are not whole."""
+        self._spools.clear()  # those in use live on
+        for file in list(self._begun):
+            with writing(self.path), self._partial.in_use(), self._locks[hash(file) % _LOCKS]:
+                begun = self._begun.get(file)
+                if begun is not None and (begun.parts or any(begun.kept.values())):
+                    self._store_begun(file, begun)
 
-    def _take_parts(self, start: Place, stop: Place, stored: NDArray[Any], files: Sequence[Place]) -> None:
-        """Hold what a region has of these files; store those that are whole now, and parts for which there is no room.
-        The lock is held: what is no longer held is stored when the next flush begins."""
-        complete, alone = [], []
-        most = max(_HELD_BYTES // (math.prod(self._array.file_shape) * self.header.dtype.itemsize), 1)
-        for file in files:
-            first, last = self._box(file)
-            begin, end = tuple(map(max, start, first)), tuple(map(min, stop, last))
-            overlaps = any(
-                key != (begin, end) and all(a < d and c < b for a, b, c, d in zip(begin, end, *key, strict=True))
-                for key in self._held.get(file, ())
-            )
-            if overlaps:  # the job was cut anew
-                self._store_held(file)
-            if file in self._split or (file not in self._held and len(self._held) >= most):
-                alone.append(file)
-                continue
-            held = self._held.setdefault(file, {})
-            held[begin, end] = stored[_within(begin, end, start)].copy()
-            if sum(part.size for part in held.values()) == math.prod(b - a for a, b in zip(first, last, strict=True)):
-                complete.append(file)
+    def _take_parts(
+        self, start: Place, stop: Place, stored: NDArray[Any] | None, files: Sequence[Place],
+        spooled: Mapping[Place, SpooledChunk],
+    ) -> None:  # fmt: skip
+        """Keep what a region has of these files: whole chunks, `spooled`, and parts of others, unless `stored` is None;
+        store what is whole now or cannot wait."""
+        codec = self._array.codec
 
-        def store_whole(file: Place) -> None:
-            first, last = self._box(file)
-            samples = np.empty([b - a for a, b in zip(first, last, strict=True)], stored.dtype)
-            for (begin, end), part in self._held[file].items():
-                samples[_within(begin, end, first)] = part
-            self._store(first, last, samples, [file], are_whole=True)
-            del self._held[file]
+        def take(file: Place) -> None:
+            corners = zip(*self._box(file, self._array.file_shape), codec.shape, strict=True)
+            count = math.prod(-(-(b - a) // size) for a, b, size in corners)
 
-        file_bytes = math.prod(self._array.file_shape) * stored.itemsize
-        for_each(store_whole, complete, file_bytes, waits=isinstance(self._partial, PartialObjects))
-        self._split.update(alone)
-        self._store(start, stop, stored, alone, are_whole=False)
+            def keep(chunk: Place) -> None:
+                self._keep(begun, chunk, self._spool().add(self._of_parts(chunk, begun, None)))
 
-    def _store_held(self, file: Place) -> None:
-        for (begin, end), part in self._held[file].items():
-            self._store(begin, end, part, [file], are_whole=False)
-        del self._held[file]
-        self._split.add(file)
+            with self._locks[hash(file) % _LOCKS]:
+                begun, is_due = self._begun.setdefault(file, _Begun(count)), False
+                for chunk in self._touched(file, start, stop):
+                    if chunk in spooled:
+                        self._keep(begun, chunk, spooled[chunk])
+                    elif stored is not None and not self._holds(begun, chunk, start, stop, stored):
+                        is_due = True
+                whole = [chunk for chunk in begun.parts if self._is_whole(begun, chunk)]
+                if is_due or begun.is_complete(whole):
+                    self._store_begun(file, begun)
+                elif self._spools_chunks:
+                    for_each(keep, whole, codec.nbytes)
 
-    def _store(
-        self, start: Place, stop: Place, stored: NDArray[Any], files: Sequence[Place], *, are_whole: bool
-    ) -> None:
-        """Store what a region of the array has of these files: all, or a part of each, under the lock."""
-        if not files:
-            return
-        spans = [
-            _spans(first, last, size, length)
-            for first, last, size, length in zip(start, stop, self._array.codec.shape, self._array.shape, strict=True)
-        ]
+        file_bytes = math.prod(self._array.file_shape) * codec.dtype.itemsize
+        for_each(take, files, file_bytes, waits=isinstance(self._partial, PartialObjects))
 
-        def store(file: Place, older: Older | None = None) -> None:
-            name, is_shard = f"{self._name}/{self._array.name(file)}", self._array.index is not None
-            if self._kind == RAW and is_shard and older is None and isinstance(self._partial, PartialFolder):
-                self._partial.put(name, partial(self._write_raw, file, spans, stored))
-            else:
-                self._partial.put(name, shard_of(self._array, self._encoded(file, spans, stored, older)))
+    def _spooled(self, parts: Sequence[ChunkPart], stored: NDArray[Any]) -> dict[Place, SpooledChunk]:
+        """Encode chunks of which a region has all samples."""
+        from pipeline.formats.image.zarr.together import encode
 
-        file_bytes = math.prod(self._array.file_shape) * self.header.dtype.itemsize
-        if are_whole:
-            if self._kind is not None and self._array.index is None and isinstance(self._partial, PartialFolder):
-                from pipeline.formats.image.zarr.together import ChunkPart, write_together
+        spool = self._spool()
+        places = [spool.take() for _ in parts]
+        lengths = encode(self._array, self._kind, parts, stored, spool.descriptor, places)
+        found = {part.place: SpooledChunk(spool, *span) for part, *span in zip(parts, places, lengths, strict=True)}
 
-                cuts = [zip(*map(dict.__getitem__, spans, file), strict=True) for file in files]
-                parts = [ChunkPart(file, within, into) for file, (into, within, _) in zip(files, cuts, strict=True)]
-                left = write_together(self._partial, self._name, self._array, self._kind, parts, stored)
-                files = [files[number] for number in left]
-            for_each(store, files, file_bytes, waits=isinstance(self._partial, PartialObjects))
+        def encode_alone(part: ChunkPart) -> None:
+            spool.free.append(found[part.place].offset)
+            found[part.place] = self._spool().add(self._encode([(part.within, stored[part.into])]))
+
+        for_each(encode_alone, [part for part in parts if not found[part.place].nbytes], self._array.codec.nbytes)
+        return found
+
+    def _spool(self) -> ChunkSpool:
+        """Of this thread."""
+        spool = self._spools.get(threading.get_ident())  # a flush may clear them meanwhile
+        if spool is None:
+            assert isinstance(self._partial, PartialFolder), "objects do not spool"
+            spool = ChunkSpool(self._partial.scratch(), self._array.codec.limits[-1])
+            self._spools[threading.get_ident()] = spool
+        return spool
+
+    # The file's lock is held
+
+    def _keep(self, begun: _Begun, chunk: Place, spooled: SpooledChunk) -> None:
+        begun.free([chunk])
+        begun.kept[chunk] = spooled
+        begun.parts.pop(chunk, None)
+        self._held.discard(chunk)
+
+    def _holds(self, begun: _Begun, chunk: Place, start: Place, stop: Place, stored: NDArray[Any]) -> bool:
+        """Add a region's part of a chunk; returns whether it may wait for others."""
+        first, last = self._box(chunk, self._array.codec.shape)
+        begin, end = tuple(map(max, start, first)), tuple(map(min, stop, last))
+        held = begun.parts.setdefault(chunk, {})
+        overlaps = any(
+            key != (begin, end) and all(a < d and c < b for a, b, c, d in zip(begin, end, *key, strict=True))
+            for key in held
+        )  # the job was cut anew
+        has_room = chunk in self._held or len(self._held) < max(_HELD_BYTES // self._array.codec.nbytes, 1)
+        if chunk in begun.kept or overlaps or not has_room:
+            begun.split.add(chunk)
+        held[begin, end] = stored[_within(begin, end, start)].copy()
+        self._held.add(chunk)
+        return chunk not in begun.split
+
+    def _is_whole(self, begun: _Begun, chunk: Place) -> bool:
+        """Whether its parts are all that it has."""
+        samples = sum(part.size for part in begun.parts[chunk].values())
+        corners = zip(*self._box(chunk, self._array.codec.shape), strict=True)
+        return chunk not in begun.split and samples == math.prod(b - a for a, b in corners)
+
+    def _store_begun(self, file: Place, begun: _Begun) -> None:
+        """Store what has come of a file."""
+        name, chunks = f"{self._name}/{self._array.name(file)}", list(begun.parts)
+        whole = [chunk for chunk in chunks if self._is_whole(begun, chunk)]
+        is_complete = begun.is_complete(whole)
+
+        def content(older: _Older | None) -> Iterator[NDArray[np.uint8]]:
+            """Its buffers, each valid until the next."""
+            made: dict[Place, NDArray[np.uint8]] = {}
+
+            def encode(chunk: Place) -> None:
+                made[chunk] = self._of_parts(chunk, begun, older).copy()  # the thread encodes others
+
+            for_each(encode, chunks, self._array.codec.nbytes)
+            sizes: list[int | None] = []
+            for chunk in self._chunks_of(file):
+                data = made[chunk] if chunk in made else begun.read(chunk, older)
+                sizes.append(None if data is None else len(data))
+                if data is not None:
+                    yield data
+            if self._array.index is not None:
+                yield index_of(self._array, sizes)
+
+        def copied(older: _Older | None) -> list[NDArray[np.uint8]]:
+            return [each.copy() for each in content(older)]
+
+        is_new = is_complete and None not in begun.kept.values()
+        if isinstance(self._partial, PartialObjects) and is_new:
+            self._partial.put(name, copied(None))
         elif isinstance(self._partial, PartialObjects):
-            for_each(partial(self._change_object, spans, stored), files, file_bytes, waits=True)
+            self._partial.change(name, lambda data: copied(None if data is None else ChunkBytes(self._array, data)))
         else:
-            with self._alone(self._partial) as older:
-                for_each(lambda file: store(file, older), files, file_bytes)
+            with nullcontext() if is_new else self._alone(self._partial) as files:
+                self._partial.put(name, content(files))
+        begun.free(begun.kept)
+        begun.kept = dict.fromkeys([*begun.kept, *whole])
+        begun.split.update(set(chunks).difference(whole))
+        begun.parts.clear()
+        self._held.difference_update(chunks)
+        if is_complete:
+            del self._begun[file]
+
+    def _of_parts(self, chunk: Place, begun: _Begun, older: _Older | None) -> NDArray[np.uint8]:
+        """The bytes of a chunk: of its parts, over what it has besides; valid until this thread's next call."""
+        data = None if self._is_whole(begun, chunk) else begun.read(chunk, older)
+        first, _ = self._box(chunk, self._array.codec.shape)
+        parts = [(_within(*corners, first), part) for corners, part in begun.parts[chunk].items()]
+        return self._encode(parts, data)
+
+    def _encode(self, parts: Iterable[_Part], data: NDArray[np.uint8] | None = None) -> NDArray[np.uint8]:
+        """The bytes of a chunk: of parts over the samples in `data`, or zeros."""
+        codec = self._array.codec
+        samples = np.zeros(codec.shape, self.header.dtype) if data is None else codec.decode(data)
+        for place, part in parts:
+            samples[place] = part
+        return codec.encode(samples)
+
+    def _store(self, spans: Sequence[_Spans], stored: NDArray[Any], files: Sequence[Place]) -> None:
+        """Store files of which a region has all samples."""
+
+        def store(file: Place) -> None:
+            writes = self._spools_chunks and self._kind == RAW
+            content: Any = partial(self._write_raw if writes else self._encoded, file, spans, stored)
+            self._partial.put(f"{self._name}/{self._array.name(file)}", content if writes else content())
+
+        if files and self._kind is not None and self._array.index is None and isinstance(self._partial, PartialFolder):
+            from pipeline.formats.image.zarr.together import write_together
+
+            left = write_together(self._partial, self._name, self._array, self._kind, _parts(spans, files), stored)
+            files = [files[number] for number in left]
+        file_bytes = math.prod(self._array.file_shape) * self.header.dtype.itemsize
+        for_each(store, files, file_bytes, waits=isinstance(self._partial, PartialObjects))
 
     def chunk_form(self, region: Region) -> ChunkForm | None:
-        """How a device may encode a region; None unless it consists of whole files of Blosc chunks."""
+        """How a device may encode a region; None unless it consists of whole Blosc chunks."""
         start, stop = self._in_order(region.start), self._in_order(region.stop)
         codec, stages = self._array.codec, self._array.codec.stages
         if [stage.name for stage in stages] != ["blosc"] or stages[0].options["cname"] not in ("lz4", "zstd"):
             return None
         if not all(map(operator.lt, start, stop)) or len(codec.shape) > AXES or codec.dtype.itemsize > 8:
             return None
-        if not all(self._covers(start, stop, file) for file in _under(start, stop, self._array.file_shape)):
+        shape = codec.shape if self._spools_chunks else self._array.file_shape
+        if not all(self._covers(start, stop, part, shape) for part in _under(start, stop, shape)):
             return None
         origins = [
             tuple(n * size - first for n, size, first in zip(place, codec.shape, start, strict=True))
@@ -200,7 +316,7 @@ class ArrayWriter:
         )  # fmt: skip
 
     def write_packed(self, region: Region, encoded: Sequence[NDArray[np.uint8]]) -> None:
-        """Store the encoded chunks of a region of whole files."""
+        """Store the encoded chunks of a region of whole chunks."""
         start, stop = self._in_order(region.start), self._in_order(region.stop)
         chunks = dict(zip(_under(start, stop, self._array.codec.shape), encoded, strict=True))
 
@@ -209,28 +325,28 @@ class ArrayWriter:
             self._partial.put(f"{self._name}/{self._array.name(file)}", shard_of(self._array, stored))
 
         with writing(self.path, sum(map(len, encoded))), self._partial.in_use():
-            files = list(_under(start, stop, self._array.file_shape))
+            files = _under(start, stop, self._array.file_shape)
+            whole, parts = split(files, lambda file: self._covers(start, stop, file))
             if self._array.index is None and isinstance(self._partial, PartialFolder):
                 from pipeline.formats.image.zarr.together import write_encoded
 
                 left = write_encoded(self._partial, self._name, self._array, chunks)
-                files = [files[number] for number in left]
-            for_each(store, files, waits=isinstance(self._partial, PartialObjects))
+                whole = [whole[number] for number in left]
+            for_each(store, whole, waits=isinstance(self._partial, PartialObjects))
+            spooled = {
+                chunk: self._spool().add(chunks[chunk]) for file in parts for chunk in self._touched(file, start, stop)
+            }
+            self._take_parts(start, stop, None, parts, spooled)
 
     def _chunks_of(self, file: Place) -> list[Place]:
         """The chunks of a file in C order."""
         first = [number * count for number, count in zip(file, self._array.per_file, strict=True)]
         return [tuple(map(sum, zip(first, within, strict=True))) for within in np.ndindex(*self._array.per_file)]
 
-    def _change_object(self, spans: Sequence[_Spans], stored: NDArray[Any], file: Place) -> None:
-        """Write an object that the region covers in part, with the older one's other samples."""
-        assert isinstance(self._partial, PartialObjects)
-        self._partial.change(
-            f"{self._name}/{self._array.name(file)}",
-            lambda data: shard_of(
-                self._array, self._encoded(file, spans, stored, None if data is None else ChunkBytes(self._array, data))
-            ),
-        )
+    def _touched(self, file: Place, start: Place, stop: Place) -> Iterator[Place]:
+        """The chunks of a file that a region touches."""
+        first, last = self._box(file, self._array.file_shape)
+        return _under(tuple(map(max, start, first)), tuple(map(min, stop, last)), self._array.codec.shape)
 
     def read(self, region: Region) -> NDArray[Any]:
         """Samples of a region that is written."""
@@ -240,85 +356,62 @@ class ArrayWriter:
         stored = samples.transpose(self._order)
         codec, is_remote = self._array.codec, isinstance(self._partial, PartialObjects)
         if isinstance(self._partial, PartialObjects):
-            files: Older = ChunkObjects(self._partial.final / self._name, self._array)
+            files: ChunkFiles = ChunkObjects(self._partial.final / self._name, self._array)
         else:
             files = ChunkFiles(Path(self._name), self._array, self._partial.open_file)
-        spans = list(map(_spans, start, stop, codec.shape, self._array.shape))
 
-        def copy(chunk: Place) -> None:
-            into, within, _ = zip(*(axis[number] for axis, number in zip(spans, chunk, strict=True)), strict=True)
-            data = files.read(chunk)
-            stored[within] = self._array.fill_value if data is None else codec.decode(data)[into]
+        def copy(part: ChunkPart) -> None:
+            data = files.read(part.place)
+            stored[part.into] = self._array.fill_value if data is None else codec.decode(data)[part.within]
 
         with writing(self.path):
-            for_each(copy, list(_under(start, stop, codec.shape)), codec.nbytes, waits=is_remote)
+            spans = list(map(_spans, start, stop, codec.shape, self._array.shape))
+            for_each(copy, _parts(spans, _under(start, stop, codec.shape)), codec.nbytes, waits=is_remote)
         return samples
 
     def _in_order(self, values: Sequence[int]) -> tuple[int, ...]:
         return tuple(values[axis] for axis in self._order)
 
-    def _covers(self, start: Place, stop: Place, file: Place) -> bool:
-        """Whether a region of the array holds all of a file's samples."""
-        return all(a <= c and d <= b for a, b, c, d in zip(start, stop, *self._box(file), strict=True))
+    def _covers(self, start: Place, stop: Place, file: Place, shape: Place | None = None) -> bool:
+        """Whether a region of the array holds all samples of a file, or of a part of that shape."""
+        corners = zip(start, stop, *self._box(file, shape or self._array.file_shape), strict=True)
+        return all(a <= c and d <= b for a, b, c, d in corners)
 
-    def _box(self, file: Place) -> tuple[Place, Place]:
-        """The corners of a file's samples in the array."""
-        first = tuple(number * size for number, size in zip(file, self._array.file_shape, strict=True))
-        ends = zip(first, self._array.file_shape, self._array.shape, strict=True)
+    def _box(self, place: Place, shape: Place) -> tuple[Place, Place]:
+        """The corners in the array of the samples of a file or chunk of that shape."""
+        first = tuple(map(operator.mul, place, shape))
+        ends = zip(first, shape, self._array.shape, strict=True)
         return first, tuple(min(begin + size, length) for begin, size, length in ends)
 
-    def _encoded(
-        self, file: Place, spans: Sequence[_Spans], stored: NDArray[Any], older: Older | None
-    ) -> list[NDArray[np.uint8] | None]:
-        """The encoded chunks of a file in C order; `older`: the file is changed, not replaced. None: not stored."""
-        array, chunks = self._array, self._chunks_of(file)
-        if array.index is None:
-            return [self._encoded_chunk(file, spans, stored, older)]
-        found: dict[Place, NDArray[np.uint8] | None] = {}
-        if self._kind == BLOSC:
-            from pipeline.formats.image.zarr.together import ChunkPart, encode_together
+    def _encoded(self, file: Place, spans: Sequence[_Spans], stored: NDArray[Any]) -> list[Any]:
+        """The buffers of a file, its chunks in C order."""
+        parts, found = _parts(spans, self._chunks_of(file)), dict[Place, NDArray[np.uint8]]()
+        if self._kind == BLOSC and self._array.index is not None:
+            from pipeline.formats.image.zarr.together import encode
 
-            cuts = [(chunk, _cut(spans, chunk)) for chunk in chunks]
-            parts = [ChunkPart(chunk, cut[1], cut[0]) for chunk, cut in cuts if cut and (cut[2] or older is None)]
-            found.update(encode_together(array, parts, stored))
+            room = np.empty((len(parts), self._array.codec.limits[-1]), np.uint8)
+            lengths = encode(
+                self._array, BLOSC, parts, stored, None, room.ctypes.data + np.arange(len(parts)) * room.shape[1]
+            )
+            found = {part.place: row[:n] for part, row, n in zip(parts, room, lengths, strict=True) if n}
 
-        def encode(chunk: Place) -> None:
-            data = self._encoded_chunk(chunk, spans, stored, older)
-            found[chunk] = None if data is None else data.copy()  # the thread encodes others
+        def encode_alone(part: ChunkPart) -> None:
+            found[part.place] = self._encode([(part.within, stored[part.into])]).copy()  # the thread encodes others
 
-        for_each(encode, [chunk for chunk in chunks if chunk not in found], array.codec.nbytes)
-        return [found[chunk] for chunk in chunks]
+        for_each(encode_alone, [part for part in parts if part.place not in found], self._array.codec.nbytes)
+        return shard_of(self._array, [found.get(chunk) for chunk in self._chunks_of(file)])
 
     def _write_raw(self, file: Place, spans: Sequence[_Spans], stored: NDArray[Any], descriptor: int) -> list[Any]:
         """Write a shard's uncompressed chunks to its file; returns what follows them."""
-        from pipeline.formats.image.zarr.together import ChunkPart, write_in_row
+        from pipeline.formats.image.zarr.together import encode
 
-        cuts = [(chunk, _cut(spans, chunk)) for chunk in self._chunks_of(file)]
-        parts = [ChunkPart(chunk, cut[1], cut[0]) for chunk, cut in cuts if cut]
-        if not write_in_row(self._array, parts, stored, descriptor):
-            return shard_of(self._array, self._encoded(file, spans, stored, None))
+        chunks, nbytes = self._chunks_of(file), self._array.codec.nbytes
+        parts = _parts(spans, chunks)
+        if not all(encode(self._array, RAW, parts, stored, descriptor, range(0, len(parts) * nbytes, nbytes))):
+            return self._encoded(file, spans, stored)
         os.lseek(descriptor, 0, os.SEEK_END)
-        return [index_of(self._array, [self._array.codec.nbytes if cut else None for _, cut in cuts])]
-
-    def _encoded_chunk(
-        self, chunk: Place, spans: Sequence[_Spans], stored: NDArray[Any], older: Older | None
-    ) -> NDArray[np.uint8] | None:
-        """A chunk's bytes: of the samples given, and around them of the older ones, or the fill value.
-
-        They are valid until this thread's next call.
-        """
-        codec = self._array.codec
-        cut = _cut(spans, chunk)
-        if cut is None:
-            return None if older is None else older.read(chunk)
-        into, within, is_whole = cut
-        samples = stored[within]
-        if samples.shape != codec.shape:
-            data = None if older is None or is_whole else older.read(chunk)
-            whole = np.zeros(codec.shape, stored.dtype) if data is None else codec.decode(data)
-            whole[into] = samples
-            samples = whole
-        return codec.encode(samples)
+        there = {part.place for part in parts}
+        return [index_of(self._array, [nbytes if chunk in there else None for chunk in chunks])]
 
     @contextmanager
     def _alone(self, folder: PartialFolder) -> Iterator[ChunkFiles]:
@@ -344,13 +437,16 @@ def _spans(start: int, stop: int, size: int, length: int) -> _Spans:
     }
 
 
-def _cut(spans: Sequence[_Spans], chunk: Place) -> tuple[tuple[slice, ...], tuple[slice, ...], bool] | None:
-    """Where samples lie in a chunk and in the region, and whether they are all that it has; None: there are none."""
-    parts = [axis.get(number) for axis, number in zip(spans, chunk, strict=True)]
-    if None in parts:
-        return None
-    into, within, are_whole = zip(*parts, strict=True)
-    return into, within, all(are_whole)
+def _parts(spans: Sequence[_Spans], chunks: Iterable[Place], *, are_whole: bool = False) -> list[ChunkPart]:
+    """The parts of chunks that a region has; `are_whole`: those alone that are all of their chunk."""
+    found = []
+    for chunk in chunks:
+        cuts = [axis.get(number) for axis, number in zip(spans, chunk, strict=True)]
+        if None not in cuts:
+            within, into, covered = zip(*cuts, strict=True)
+            if all(covered) or not are_whole:
+                found.append(ChunkPart(chunk, into, within))
+    return found
 
 
 def _under(start: Place, stop: Place, block: tuple[int, ...]) -> Iterator[Place]:

@@ -29,11 +29,19 @@ _INDEX_BYTES = 8 << 20
 OpenFile = Callable[[str, int], int]
 
 
-class StoredBytes(NamedTuple):
-    """Encoded bytes of a chunk. read: fills an array from a byte on."""
+class ChunkPart(NamedTuple):
+    """The part of a chunk that lies in a region.
 
-    nbytes: int
-    read: Callable[[int, NDArray[np.uint8]], None]
+    into, within : where in the region's array, and in the chunk
+    memory       : address of the decoded chunk, which is kept; 0: it is not
+    is_held      : whether it is there already
+    """
+
+    place: Place
+    into: tuple[slice, ...]
+    within: tuple[slice, ...]
+    memory: int = 0
+    is_held: bool = False
 
 
 class ChunkFiles:
@@ -59,88 +67,60 @@ class ChunkFiles:
 
         InputError, or ValueError, if the file or its index is damaged.
         """
-        with self.stored(place) as found:
-            if found is None:
+        with self.opened(place) as descriptor:
+            if descriptor is None or (span := self._span(descriptor, place))[0] == MISSING:
                 return None
-            data = scratch("encoded", found.nbytes)
-            found.read(0, data)
+            data = scratch("encoded", span[1])
+            self._fill(descriptor, place, span[0], data)
             return data
-
-    @contextmanager
-    def stored(self, place: Place) -> Iterator[StoredBytes | None]:
-        """A chunk's encoded bytes, to be read in pieces within the context; None if not stored. Raises as `read`."""
-        descriptor = self._opened(place)
-        if descriptor is None:
-            yield None
-            return
-        try:
-            offset, nbytes = self._span(descriptor, place)
-
-            def fill(first: int, out: NDArray[np.uint8]) -> None:
-                self._fill(descriptor, place, offset + first, out)
-
-            yield None if offset == MISSING else StoredBytes(nbytes, fill)
-        finally:
-            os.close(descriptor)
 
     def read_raw(self, place: Place, within: Region, out: NDArray[Any]) -> bool:
         """Fill `out` (any strides) with samples of an uncompressed chunk; False if it is not stored. Raises as `read`.
 
         within : the part of the chunk
         """
-        descriptor = self._opened(place)
-        if descriptor is None:
-            return False
         codec = self.array.codec
-        try:
-            offset, nbytes = self._span(descriptor, place)
-            if offset == MISSING:
+        with self.opened(place) as descriptor:
+            if descriptor is None or (span := self._span(descriptor, place))[0] == MISSING:
                 return False
-            if nbytes != codec.nbytes:
-                raise ValueError(f"it has {nbytes:,} bytes instead of {codec.nbytes:,}")
+            if span[1] != codec.nbytes:
+                raise ValueError(f"it has {span[1]:,} bytes instead of {codec.nbytes:,}")
             samples = out
             if not out.flags.c_contiguous:
                 samples = scratch("samples", out.size * out.itemsize).view(out.dtype).reshape(out.shape)
-            file, descriptor = PositionalFile(self.path(place), descriptor), -1
-            with closing(file):
-                ContiguousSamples(shape=codec.shape, dtype=codec.dtype, offset=offset).read(file, within, samples)
+            with closing(PositionalFile(self.path(place), os.dup(descriptor))) as file:
+                ContiguousSamples(shape=codec.shape, dtype=codec.dtype, offset=span[0]).read(file, within, samples)
             if samples is not out:
                 out[...] = samples
             return True
-        finally:
-            if descriptor >= 0:
-                os.close(descriptor)
 
-    def spans(self, place: Place, within: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Offset and bytes of chunks of one shard; -1 if not stored. Raises as `read`.
+    def spans(self, descriptor: int, place: Place, within: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Offset and bytes of chunks of one open shard; -1 if not stored. Raises as `read`.
 
         place  : of one of them; within: (chunks, axes): their numbers in the shard
         """
-        descriptor = self._opened(place)
-        if descriptor is None:
-            return np.full((len(within), 2), -1, np.int64)
-        try:
-            size, chosen = self._size(descriptor, place), tuple(within.T)
-            found: NDArray[np.int64] = self._look_up(
-                descriptor, place, size, lambda index: index[chosen].astype(np.int64)
-            )
-            return found
-        finally:
-            os.close(descriptor)
+        size, chosen = self._size(descriptor, place), tuple(within.T)
+        found: NDArray[np.int64] = self._look_up(descriptor, place, size, lambda index: index[chosen].astype(np.int64))
+        return found
 
     def path(self, place: Place) -> Path:
         """The file of a chunk."""
         return Path(self._start + self.array.name(self.array.file_of(place)))
 
-    def _opened(self, place: Place) -> int | None:
+    @contextmanager
+    def opened(self, place: Place) -> Iterator[int | None]:
         """A descriptor of a chunk's file; None if there is none. InputError as `open_regular`."""
-        name = self._start + self.array.name(self.array.file_of(place))
+        name, descriptor = self._start + self.array.name(self.array.file_of(place)), None
         try:
             # O_NONBLOCK: opening a named pipe must not wait for its other end.
-            return self._open_file(name, os.O_RDONLY | os.O_NONBLOCK)
+            descriptor = self._open_file(name, os.O_RDONLY | os.O_NONBLOCK)
         except OSError as exc:
             refuse_unless_missing(Path(name), exc)
-            return None
+        try:
+            yield descriptor
+        finally:
+            if descriptor is not None:
+                os.close(descriptor)
 
     def _fill(self, descriptor: int, place: Place, offset: int, data: NDArray[np.uint8]) -> None:
         if os.preadv(descriptor, [data.data], offset) < len(data):  # interrupted, or too short

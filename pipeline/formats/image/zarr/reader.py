@@ -33,7 +33,7 @@ from pipeline.formats.image.base import (
     require_fit,
 )
 from pipeline.formats.image.metadata.notes import Notes
-from pipeline.formats.image.zarr.chunk_files import ChunkFiles
+from pipeline.formats.image.zarr.chunk_files import ChunkFiles, ChunkPart
 from pipeline.formats.image.zarr.chunk_objects import ChunkObjects
 from pipeline.formats.image.zarr.layout import Layout, find_array
 from pipeline.formats.image.zarr.nodes import UnusualError, node
@@ -203,7 +203,7 @@ class ZarrReader(ImageReader):
     def _left_of_group(
         self, files: ChunkFiles, kind: int, pieces: Sequence[_Piece], target: NDArray[Any], at: Place
     ) -> list[_Piece]:
-        from pipeline.formats.image.zarr.together import ChunkPart, read_together
+        from pipeline.formats.image.zarr.together import read_together
 
         parts = []
         for piece in pieces:

@@ -5,15 +5,14 @@ Imported only when chunks are read or written: the loops need Numba, which takes
 
 from __future__ import annotations
 
-import ctypes
 import math
 import os
 import threading
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,28 +25,13 @@ from pipeline.codecs.packed import NotPackedError
 from pipeline.codecs.parallel import threads_for
 from pipeline.codecs.scratch import scratch
 from pipeline.errors import MillraceError
-from pipeline.formats.image.zarr.chunk_files import ChunkFiles
+from pipeline.formats.image.zarr.chunk_files import ChunkFiles, ChunkPart
 from pipeline.formats.image.zarr.packed_chunks import HEAD_BYTES, StoredTogether
 from pipeline.formats.image.zarr.stored_array import Place, StoredArray
 from pipeline.storage.confinement import is_confined, open_beneath
 from pipeline.storage.partial import PartialFolder
 
 Numbers = NDArray[np.int64]
-
-
-class ChunkPart(NamedTuple):
-    """The part of a chunk that lies in a region.
-
-    into, within : where in the region's array, and in the chunk
-    memory       : address of the decoded chunk, which is kept; 0: it is not
-    is_held      : whether it is there already
-    """
-
-    place: Place
-    into: tuple[slice, ...]
-    within: tuple[slice, ...]
-    memory: int = 0
-    is_held: bool = False
 
 
 class _Table:
@@ -90,14 +74,13 @@ class _Table:
             for number in wanted:
                 self.rows[number, loops.NAME] = self.add_name(array.name(places[number]))
             return
-        rows_of = defaultdict[Place, list[int]](list)
-        for number in wanted:
-            rows_of[array.file_of(places[number])].append(number)
         within = np.array(places, np.int64) % np.array(array.per_file, np.int64)
-        for file, rows in rows_of.items():
+        for file, rows in _by_file(array, places, wanted).items():
             self.rows[rows, loops.NAME] = self.add_name(array.name(file))
             try:
-                self.rows[rows, loops.OFFSET : loops.LENGTH + 1] = files.spans(places[rows[0]], within[rows])
+                with files.opened(places[rows[0]]) as descriptor:
+                    found = loops.NONE if descriptor is None else files.spans(descriptor, places[rows[0]], within[rows])
+                    self.rows[rows, loops.OFFSET : loops.LENGTH + 1] = found
             except (MillraceError, OSError, ValueError):
                 self.rows[rows, loops.LENGTH] = loops.FAULT
 
@@ -141,42 +124,49 @@ def stored_together(files: ChunkFiles, places: Sequence[Place]) -> Iterator[Stor
     NotPackedError if a file cannot be read: the processor's way names the fault.
     """
     array, heads = files.array, scratch("encoded", len(places) * HEAD_BYTES).reshape(-1, HEAD_BYTES)
-    if array.index is not None:
-        with ExitStack() as opened:
-            stored = [opened.enter_context(files.stored(place)) for place in places]
-            for each, head in zip(stored, heads, strict=True):
-                if each is not None:
-                    each.read(0, head[: each.nbytes])
-
-            def read_each(chunks: Numbers, firsts: Numbers, addresses: Numbers, sizes: Numbers) -> None:
-                for chunk, first, address, size in np.stack([chunks, firsts, addresses, sizes], 1).tolist():
-                    found = stored[chunk]
-                    assert found is not None, "it is stored"
-                    found.read(first, np.frombuffer((ctypes.c_uint8 * size).from_address(address), np.uint8))
-
-            yield StoredTogether(np.array([-1 if s is None else s.nbytes for s in stored], np.int64), heads, read_each)
-        return
-    names, name_at = bytearray(), np.zeros(len(places), np.int64)
-    for number, place in enumerate(places):
-        name_at[number] = len(names)
-        names += os.fsencode(array.name(place)) + b"\0"
-    found, spans = np.full((len(places), 2), loops.NONE, np.int64), []
+    names, name_at, rows_of = bytearray(), list[int](), _by_file(array, places, range(len(places)))
+    for file in rows_of:
+        name_at.append(len(names))
+        names += os.fsencode(array.name(file)) + b"\0"
+    found, spans = np.full((len(rows_of), 2), loops.NONE, np.int64), []
+    chunks_at = np.zeros((len(places), 3), np.int64)  # a descriptor, offset and bytes of each
 
     def read(chunks: Numbers, firsts: Numbers, addresses: Numbers, sizes: Numbers) -> None:
-        spans.append(np.stack([found[chunks, 0], firsts, addresses, sizes], 1))
+        spans.append(np.stack([chunks_at[chunks, 0], chunks_at[chunks, 1] + firsts, addresses, sizes], 1))
 
     try:
         with _opened(files.folder) as (folder, resolve):
-            loops.open_files(found, heads, np.frombuffer(names, np.uint8), name_at, folder, resolve)
-        if np.any(found[:, 0] == loops.FAULT) or np.any(found[:, 1] > array.codec.limits[-1]):
-            raise NotPackedError("a file that does not open, or is too long")
-        yield StoredTogether(np.where(found[:, 0] == loops.NONE, -1, found[:, 1]), heads, read)
+            # Of shards nothing yet.
+            begins, at = heads if array.index is None else heads[:, :0], np.array(name_at, np.int64)
+            loops.open_files(found, begins, np.frombuffer(names, np.uint8), at, folder, resolve)
+        within = np.array(places, np.int64) % np.array(array.per_file, np.int64)
+        for (descriptor, nbytes), rows in zip(found.tolist(), rows_of.values(), strict=True):
+            chunks_at[rows, 0], chunks_at[rows, 2] = descriptor, nbytes if descriptor >= 0 else -1
+            if array.index is not None and descriptor >= 0:
+                chunks_at[rows, 1:] = files.spans(descriptor, places[rows[0]], within[rows])
+        if np.any(found[:, 0] == loops.FAULT) or np.any(chunks_at[:, 2] > array.codec.limits[-1]):
+            raise NotPackedError("a file that does not open, or a chunk that is too long")
+        if array.index is not None:
+            there = np.flatnonzero(chunks_at[:, 2] > 0)
+            sizes = np.minimum(chunks_at[there, 2], HEAD_BYTES)
+            read(there, np.zeros_like(there), heads.ctypes.data + there * HEAD_BYTES, sizes)
+            if not loops.read_spans(spans.pop()):
+                raise NotPackedError("a file that was cut short")
+        yield StoredTogether(chunks_at[:, 2], heads, read)
         if spans and not loops.read_shared(np.concatenate(spans)):
             raise NotPackedError("a file that was cut short")
     except OSError as error:
         raise NotPackedError("the folder does not open") from error
     finally:
         loops.close_files(found)
+
+
+def _by_file(array: StoredArray, places: Sequence[Place], numbers: Iterable[int]) -> dict[Place, list[int]]:
+    """The numbers of chunks in `places`, by their file."""
+    found = defaultdict[Place, list[int]](list)
+    for number in numbers:
+        found[array.file_of(places[number])].append(number)
+    return found
 
 
 @contextmanager
@@ -202,25 +192,23 @@ def write_together(
     return _written(table, folder, name, array, kind, [part.place for part in parts])
 
 
-def encode_together(
-    array: StoredArray, parts: Sequence[ChunkPart], source: NDArray[Any]
-) -> dict[Place, NDArray[np.uint8]]:
-    """The bytes of Blosc chunks, of the parts of `source`: all that they have. Encode those alone that are left out."""
-    if not parts or not all(loops.blosc_functions()):
-        return {}
-    table = _Table.of_parts(array.codec, parts, source)
-    memory = np.empty((len(parts), array.codec.limits[-1]), np.uint8)
-    table.rows[:, loops.MEMORY] = memory.ctypes.data + np.arange(len(parts)) * memory.shape[1]
-    left = set(_run_writing(table, array, BLOSC, (loops.NONE, loops.NONE, "")))
-    lengths = table.rows[:, loops.LENGTH].tolist()
-    return {part.place: memory[n, : lengths[n]] for n, part in enumerate(parts) if n not in left}
+def encode(
+    array: StoredArray, kind: int | None, parts: Sequence[ChunkPart], source: NDArray[Any], descriptor: int | None,
+    places: Any,
+) -> list[int]:  # fmt: skip
+    """Encode chunks of the parts of `source`, all that they have, to these places of an open file, or addresses.
 
-
-def write_in_row(array: StoredArray, parts: Sequence[ChunkPart], source: NDArray[Any], descriptor: int) -> bool:
-    """As `write_together`, of uncompressed chunks one after another in an open file; returns whether that is done."""
+    Returns the bytes of each; 0 for those that are left: encode each alone.
+    """
+    if not parts or kind is None or (kind == BLOSC and not all(loops.blosc_functions())):
+        return [0] * len(parts)
     table = _Table.of_parts(array.codec, parts, source)
-    table.rows[:, loops.OFFSET] = np.arange(len(parts)) * array.codec.nbytes
-    return not _run_writing(table, array, RAW, (descriptor, loops.NONE, ""), threads=1)
+    table.rows[:, loops.MEMORY if descriptor is None else loops.OFFSET] = places
+    given = loops.NONE if descriptor is None else descriptor, loops.NONE, ""
+    # A file takes uncompressed chunks one after another.
+    table.rows[_run_writing(table, array, kind, given, threads=1 if kind == RAW else None), loops.LENGTH] = 0
+    lengths: list[int] = table.rows[:, loops.LENGTH].tolist()
+    return lengths
 
 
 def write_encoded(

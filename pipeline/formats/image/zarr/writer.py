@@ -120,6 +120,10 @@ class ZarrWriter(PartialWriter):
                 level.write_held()
         super().keep()
 
+    def discard(self) -> None:
+        self._levels = []  # which closes their spools
+        super().discard()
+
 
 def ome_metadata(
     name: str,

@@ -18,7 +18,7 @@ from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec, GzipCodec, Sharding
 
 from pipeline.errors import OutputError, ParameterError
 from pipeline.formats.image.base import ImageHeader, Region, Storage
-from pipeline.formats.image.zarr import Zarr
+from pipeline.formats.image.zarr import Zarr, array_writer
 from pipeline.formats.image.zarr.reader import ZarrReader
 from pipeline.formats.image.zarr.writer import COMPRESSIONS, ZarrWriter
 from pipeline.storage.partial import Opening
@@ -122,24 +122,46 @@ def test_what_the_zarr_library_writes_is_read(
     compression=st.sampled_from(list(COMPRESSIONS)),
     chunk=st.tuples(*[st.integers(3, 7)] * 3),
     per_shard=st.none() | st.tuples(*[st.integers(1, 3)] * 3),
-    cuts=st.tuples(*[st.integers(4, 14)] * 3),
+    data=st.data(),
 )
-def test_what_is_written_is_read_by_others(
-    tmp_path_factory: pytest.TempPathFactory, dtype: str, compression: str, chunk: Any, per_shard: Any, cuts: Any
-) -> None:
-    path = tmp_path_factory.mktemp("array") / "a.zarr"
-    given_samples = noise(dtype, 1)
+def test_what_is_written_in_any_parts_is_read_by_others_and_has_the_bytes_of_a_whole(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, dtype: str, compression: str, chunk: Any,
+    per_shard: Any, data: st.DataObject,
+) -> None:  # fmt: skip
+    """Parts along chunks or not, in any order, with room for parts of chunks or not, flushed in between, by two."""
+    folder = tmp_path_factory.mktemp("array")
+    path, given_samples = folder / "a.zarr", noise(dtype, 1)
     shard = None if per_shard is None else tuple(a * b for a, b in zip(chunk, per_shard, strict=True))
     header = ImageHeader(shape=SHAPE, axes="ZYX", dtype=np.dtype(dtype))
-    writer = ZarrWriter(
-        path, header, Opening.NEW, stored="ZYX", chunk=chunk, shard=shard, compression=compression, attributes={}
-    )
-    for corner in np.ndindex(*[-(-size // cut) for size, cut in zip(SHAPE, cuts, strict=True)]):
+    monkeypatch.setattr(array_writer, "_HELD_BYTES", data.draw(st.sampled_from([0, 1 << 20])))
+
+    def create(path: Path, opening: Opening = Opening.NEW) -> ZarrWriter:
+        return ZarrWriter(
+            path, header, opening, stored="ZYX", chunk=chunk, shard=shard, compression=compression, attributes={}
+        )
+
+    cuts = tuple(data.draw(st.sampled_from([size, data.draw(st.integers(4, 14))])) for size in chunk)
+    corners = np.ndindex(*[-(-size // cut) for size, cut in zip(SHAPE, cuts, strict=True)])
+    owner = create(path)
+    writers = [owner, create(path, Opening.JOIN)]
+    for corner in data.draw(st.permutations(list(corners))):
         start = tuple(number * cut for number, cut in zip(corner, cuts, strict=True))
         stop = tuple(min(first + cut, size) for first, cut, size in zip(start, cuts, SHAPE, strict=True))
-        region = Region(start, stop)
+        region, writer = Region(start, stop), writers[data.draw(st.integers(0, 3)) == 3]
         writer.write(region, np.ascontiguousarray(given_samples[region.slices]))
-    writer.publish()
+        if data.draw(st.integers(0, 5)) == 5:
+            writer.flush()
+    writers[1].flush()
+    writers[1].keep()
+    owner.publish()
+    at_once = create(folder / "b.zarr")
+    at_once.write(Region.whole(SHAPE), given_samples)
+    at_once.publish()
+    files = [
+        {str(each.relative_to(root)): each.read_bytes() for each in root.rglob("*") if each.is_file()}
+        for root in (path / "0", folder / "b.zarr" / "0")
+    ]
+    assert files[0] == files[1]
     assert sorted(entry.name for entry in path.iterdir()) == ["0", "zarr.json"]
     assert_same_bits(np.asarray(zarr.open_array(path / "0", mode="r")[:]), given_samples)
     with zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"}):

@@ -70,3 +70,20 @@ def test_each_block_is_decoded_once_however_many_chunks_touch_it(
         list(pool.map(check, plan.chunks))
     assert set(decoded.values()) == {1}
     assert len(decoded) == BLOCKS
+
+
+@pytest.mark.parametrize(("budget_bytes", "levels", "rows"), [(800_000, 1, 256), (120_000, 1, 32), (120_000, 2, 32)])
+def test_a_plan_is_cut_along_shards_or_else_along_their_chunks(
+    tmp_path: Path, budget_bytes: int, levels: int, rows: int
+) -> None:
+    path = tmp_path / "a.zarr"
+    zarr.create_array(path, shape=(500, 640), dtype="u2", chunks=(BLOCK, BLOCK))
+    spec = JobSpec(workload="smooth", input=path, output=tmp_path / "out.zarr", parameters=SmoothingParameters())
+    with open_image(path) as reader:
+        budget = Budget(budget_bytes=budget_bytes, target_bytes=budget_bytes)
+        storage = Storage(chunks=(BLOCK,), shards=(256,), levels=levels)
+        plan = plan_image(reader, spec, budget, [(1, 1), (1, 1)], header=reader.header, storage=storage)
+    height, width = plan.chunks[0].region.shape
+    assert height % rows == 0
+    assert height < 256 or rows == 256
+    assert width == 640
