@@ -109,7 +109,12 @@ _FORMS = {
     "after_any": "must be ids of jobs, each of 12 hexadecimal digits, as `millrace jobs` lists them",
 }
 # Pydantic's wording and ours.
-_WORDS = {"Input should be": "must be", "a valid integer": "a whole number", "a valid ": "a "}
+_WORDS = {
+    "Input should be": "must be",
+    "a valid integer": "a whole number",
+    "a valid dictionary or object to extract fields from": "an object",
+    "a valid ": "a ",
+}
 
 
 class Settings(BaseModel):
@@ -165,6 +170,8 @@ def merged(model: type[_Model], flags: Mapping[str, Any], file: Path | None) -> 
 
     Raises ParameterError, which names the source of a wrong value.
     """
+    if not re.fullmatch(r"\s*0*[1-9]\d*\s*", os.environ.get("NUMBA_NUM_THREADS", "1")):
+        raise ParameterError("NUMBA_NUM_THREADS: must be a whole number above 0; unset it, and pass --threads")
     if file is None and os.environ.get("MILLRACE_CONFIG"):
         file = Path(os.environ["MILLRACE_CONFIG"])
     values = {} if file is None else read_toml(file)

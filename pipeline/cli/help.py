@@ -50,6 +50,7 @@ class Group(click.Group):
     """
 
     sections: Mapping[str, str] = {}
+    heading = "Commands"  # of the others
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)  # in the order of their definition
@@ -60,9 +61,9 @@ class Group(click.Group):
             command = self.get_command(ctx, name)
             if command is not None and not command.hidden:
                 text = " ".join((command.help or "").split("\n\n")[0].split())
-                heading = self.sections.get(name, "Commands")
+                heading = self.sections.get(name, self.heading)
                 records.setdefault(heading, []).append((name, text.split(". ")[0].removesuffix(".")))
-        for title in sorted(records, key=[*self.sections.values(), "Commands"].index):
+        for title in sorted(records, key=[*self.sections.values(), self.heading].index):
             with formatter.section(title):
                 formatter.write_dl(records[title])
 

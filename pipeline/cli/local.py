@@ -31,6 +31,8 @@ class _FilePath(click.Path):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if not str(value):
             self.fail("the name is empty.", param, ctx)
+        if is_url(value) and not isinstance(self, _FilePathOrUrl):
+            self.fail(f"{value}: name a file on this machine.", param, ctx)
         return super().convert(value, param, ctx)
 
 
@@ -45,8 +47,21 @@ class _FilePathOrUrl(_FilePath):
         return super().convert(value, param, ctx)
 
 
+class _FileFolderOrUrl(_FilePathOrUrl):
+    """Also notes whether a folder is named, by a slash at the end or because it exists; a Zarr is no folder here."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        path = super().convert(value, param, ctx)
+        if ctx is not None:
+            is_folder = str(value).endswith("/") or os.path.isdir(path)  # noqa: PTH112 - False for a name that is too long
+            ctx.meta[_NAMES_A_FOLDER] = is_folder and not is_url(path) and path.suffix.lower() != ".zarr"
+        return path
+
+
+_NAMES_A_FOLDER = "pipeline.cli.names_a_folder"
 FILE_PATH = _FilePath(path_type=Path, readable=False)
 FILE_OR_URL = _FilePathOrUrl(path_type=Path, readable=False)
+FILE_FOLDER_OR_URL = _FileFolderOrUrl(path_type=Path, readable=False)
 # The published outputs of this process.
 _published: list[Path] = []
 # The outputs that this process was asked for.
@@ -207,7 +222,12 @@ def run(
     options = RunOptions(
         memory_bytes=settings.memory, chunk_bytes=settings.chunk_bytes, checksum=checksum, resume=resume
     )
-    if len(inputs) > 1 or template is not None or is_many(inputs[0], kind):
+    if (
+        len(inputs) > 1
+        or template is not None
+        or click.get_current_context().meta[_NAMES_A_FOLDER]
+        or is_many(inputs[0], kind)
+    ):
         _refuse_for_many(
             (*inputs, output), {"--preview": preview is not None, "--checksum": checksum, "--no-clobber": no_clobber}
         )

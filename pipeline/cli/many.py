@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,7 +46,7 @@ def run_many(
     check_folder(inputs, folder, kind)
     files = matching(inputs, kind)
     wait_for_loops = whole_files.prepare(len(files))
-    wanted = named(files, folder, template or DEFAULT_NAME, kind)
+    wanted = named(files, folder, DEFAULT_NAME if template is None else template, kind)
     asked = ManyOptions(workload=workload, parameters=parameters, folder=folder, run=options)
     with open_executor(settings) as executor:
         wait_for_loops()
@@ -104,17 +105,18 @@ def _jobs_of_one_file(receipt: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]
     folder = Path(receipt["output"])
     has_any = any(folder.glob(receipt_path(Path("*")).name))
     for *_, name, error in receipt["files"] if has_any else ():
-        beside = receipt_path(folder / name)
-        if error is None and beside.exists():
-            job = json.loads(beside.read_bytes())
-            if job["finished"] >= receipt["started"]:
-                yield job
+        if error is None:
+            with suppress(OSError):  # there is none, or its name would be too long
+                job = json.loads(receipt_path(folder / name).read_bytes())
+                if job["finished"] >= receipt["started"]:
+                    yield job
 
 
 def _fault_lines(receipt: Mapping[str, Any]) -> list[str]:
     from pipeline.engine.many import TABLE
 
-    faults = [row[4] for row in receipt["files"] if row[4] is not None]
+    # Files of one kind may share one.
+    faults = list(dict.fromkeys(row[4] for row in receipt["files"] if row[4] is not None))
     more = len(faults) - _FAULTS_SHOWN
     table = f"{Path(receipt['output'], TABLE)}"
     return [*faults[:_FAULTS_SHOWN], *([f"{counted(more, 'further fault')}: see {table}"] if more > 0 else [])]

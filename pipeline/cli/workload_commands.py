@@ -27,7 +27,9 @@ _METAVARS = {int: "N", float: "X", Path: "FILE"}
 class WorkloadGroup(Group, ABC):
     """One subcommand for each workload."""
 
-    path: Any  # the type of input and output
+    heading = "Workloads"
+    path: Any  # the type of the input
+    output: Any  # and of the output
 
     def inputs(self) -> click.Argument:
         """The argument before OUTPUT."""
@@ -74,7 +76,7 @@ class WorkloadGroup(Group, ABC):
 
         return SectionedCommand(
             cmd_name,
-            params=[self.inputs(), click.Argument(["output"], type=self.path)],
+            params=[self.inputs(), click.Argument(["output"], type=self.output)],
             sections=sections,
             help=workload.summary,
             callback=callback,
@@ -109,6 +111,7 @@ class _Inputs(click.Argument):
 
 class RunGroup(WorkloadGroup):
     path = local_commands.FILE_OR_URL
+    output = local_commands.FILE_FOLDER_OR_URL
 
     def inputs(self) -> click.Argument:
         return _Inputs(["inputs"], type=self.path, nargs=-1, metavar="INPUT…")
@@ -126,7 +129,7 @@ class RunGroup(WorkloadGroup):
 
 
 class SubmitGroup(WorkloadGroup):
-    path = str  # on the service's machine
+    path = output = str  # on the service's machine
 
     def further_options(self) -> Sections:
         from pipeline.cli.client import submit_options
@@ -142,12 +145,15 @@ class SubmitGroup(WorkloadGroup):
         submit(workload, parameters, **options)
 
 
-@click.group(name="run", cls=RunGroup)
+@click.group(name="run", cls=RunGroup, options_metavar="", subcommand_metavar="WORKLOAD INPUT… OUTPUT [OPTIONS]")
 def run_group() -> None:
-    """Run a job on this machine, without a service: millrace run WORKLOAD INPUT OUTPUT."""
+    """Run a job on this machine, without a service: millrace run WORKLOAD INPUT OUTPUT.
+
+    `millrace run WORKLOAD --help` lists the options of a workload.
+    """
 
 
-@click.group(name="submit", cls=SubmitGroup)
+@click.group(name="submit", cls=SubmitGroup, options_metavar="", subcommand_metavar="WORKLOAD INPUT OUTPUT [OPTIONS]")
 def submit_group() -> None:
     """Submit a job to a service: millrace submit WORKLOAD INPUT OUTPUT. Paths are on the service's machine.
 

@@ -13,7 +13,10 @@ import io
 import os
 import re
 import stat
+import threading
+import time
 from collections.abc import Callable, Generator, Mapping, Sequence
+from concurrent.futures import Future
 from datetime import timedelta
 from functools import partial
 from pathlib import Path, PosixPath
@@ -26,8 +29,9 @@ T = TypeVar("T")
 
 Version = Mapping[str, str]  # ETag, or as Google Cloud Storage counts
 
-# One request, connecting included; and all repetitions of a failed one.
-REQUEST_S, CONNECT_S, RETRY_S = 30.0, 5.0, 60.0
+# One request, connecting included; and all repetitions of a failed one, after growing pauses.
+REQUEST_S, CONNECT_S, RETRY_S, FIRST_PAUSE_S = 30.0, 5.0, 60.0, 0.1
+_RETRIES = 10
 INSTALL = "pip install obstore"
 
 _URL = re.compile(r"(s3|gs|az|https?)://", re.IGNORECASE)
@@ -39,10 +43,12 @@ _CREDENTIALS = {
 _ENDPOINTS = re.compile(
     r"(AWS|GOOGLE|AZURE)_\w*(ENDPOINT|BASE_URL)\w*|AZURE_STORAGE_USE_EMULATOR|GOOGLE_SERVICE_ACCOUNT_KEY"
 )
+_ENDPOINT_URLS = re.compile(r"(AWS|GOOGLE|AZURE)_(STORAGE_)?(ENDPOINT(_URL(_S3)?)?|BASE_URL)")
 _CODE = re.compile(r"<Code>\s*(\w+)\s*</Code>")
 _STATUS = re.compile(r"status code: (\d{3}[ A-Za-z-]*)")
 _UNTRUSTED = re.compile(r"InvalidCertificate\(\s*(\w+)")
-_HTTP_ERROR = re.compile(r"HTTP error: ([^\n]+)")
+_HTTP_ERROR = re.compile(r".*HTTP error: ([^\n]+)")
+_CAUSE = re.compile(r'(?:message|error): "([^"]+)"')
 _NO_BUCKET = ("NoSuchBucket", "ContainerNotFound")
 _EXPIRED = ("ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestExpired")
 _DENIED = ("401", "403")
@@ -276,7 +282,8 @@ def requested(path: ObjectPath, kind: type[MillraceError], call: Callable[[], T]
     except ImportError as error:
         raise _missing(path) from error
     try:
-        return call()
+        tried = partial(_repeated, call, theirs.BaseError)
+        return _interruptible(tried) if kind is InputError else tried()
     except FileNotFoundError as error:
         if _found(_CODE, error) in _NO_BUCKET:
             raise failure(path, kind, error) from error
@@ -285,6 +292,35 @@ def requested(path: ObjectPath, kind: type[MillraceError], call: Callable[[], T]
         raise ChangedError(str(path)) from error
     except (theirs.BaseError, OSError) as error:
         raise failure(path, kind, error) from error
+
+
+def _repeated(call: Callable[[], T], fault: type[Exception]) -> T:
+    """What the call returns. obstore repeats a request `_RETRIES` times, which takes a few seconds: enough for a wrong
+    certificate, but not for a busy server."""
+    until = time.monotonic() + RETRY_S
+    while True:
+        try:
+            return call()
+        except fault as error:
+            is_over = f"after {_RETRIES} retries" not in str(error) or time.monotonic() > until
+            if is_over or _found(_UNTRUSTED, error) is not None:
+                raise
+
+
+def _interruptible(call: Callable[[], T]) -> T:
+    """What the call returns. In the main thread, a signal need not wait for its end."""
+    if threading.current_thread() is not threading.main_thread():
+        return call()
+    done: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(call())
+        except BaseException as error:
+            done.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return done.result()
 
 
 def failure(path: ObjectPath, kind: type[MillraceError], error: BaseException) -> Exception:
@@ -317,7 +353,7 @@ def failure(path: ObjectPath, kind: type[MillraceError], error: BaseException) -
     is_refusal = (status or "").startswith("4") and not (status or "").startswith(_TRY_LATER)
     if isinstance(error, theirs.NotSupportedError) or is_refusal:
         return kind(f"{path}: the server refuses the request ({reason or _first_line(text)}); check the URL")
-    broken = _found(_HTTP_ERROR, error)
+    broken = _found(_CAUSE, error) or _found(_HTTP_ERROR, error)
     said = reason or broken or _first_line(text)
     way_out = "check the network and the endpoint, then run again"
     return StorageError(f"{path}: the object store does not answer as it should ({said}); {way_out}")
@@ -350,6 +386,9 @@ def _opened(path: ObjectPath, prefix: str = "") -> Any:
         from obstore.store import AzureStore, GCSStore, HTTPStore, S3Store
     except ImportError as error:
         raise _missing(path) from error
+    for name, value in os.environ.items():
+        if _ENDPOINT_URLS.fullmatch(name) and not re.fullmatch(r"https?://[^\s/]+(/\S*)?", value):
+            raise InputError(f"{name}={value}: must be a URL, such as https://HOST:PORT")
     plain = path.scheme == "http" or any(
         _ENDPOINTS.fullmatch(name) and ("http://" in value or "EMULATOR" in name) for name, value in os.environ.items()
     )
@@ -360,9 +399,13 @@ def _opened(path: ObjectPath, prefix: str = "") -> Any:
             "allow_http": plain,
         },
         "retry_config": {
-            "max_retries": 10,
+            "max_retries": _RETRIES,
             "retry_timeout": timedelta(seconds=RETRY_S),
-            "backoff": {"init_backoff": timedelta(milliseconds=100), "max_backoff": timedelta(seconds=5), "base": 2},
+            "backoff": {
+                "init_backoff": timedelta(seconds=FIRST_PAUSE_S),
+                "max_backoff": timedelta(seconds=5),
+                "base": 2,
+            },
         },
     }
     makers: dict[str, Callable[[], Any]] = {

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 
 from pipeline.errors import InputError, OperatorError, ParameterError, StorageError
 from pipeline.formats.image.base import Region
-from pipeline.formats.image.file_list import FileList, FileListWriter, is_list, vouch
+from pipeline.formats.image.file_list import FileList, FileListWriter, ListedFile, is_list, vouch
 from pipeline.storage.partial import Opening
 from pipeline.workloads.protocol import (
     ArraySpec,
@@ -67,6 +68,10 @@ class ManyFiles:
         self.failed: dict[int, str] = {}
         self._reference = _WithoutFailed(job.reference(), self.failed)
 
+    @cached_property
+    def _files(self) -> Sequence[ListedFile]:
+        return FileList.read(self.spec.input).files
+
     @property
     def summary(self) -> JobSummary:
         summary = self.job.summary
@@ -77,7 +82,7 @@ class ManyFiles:
         """NotTogether if a file would be cut or left out, or a chunk has results besides its samples."""
         target = min(budget.target_bytes, max(MOST_CHUNK_BYTES, 2 * self.summary.nbytes // self.summary.shape[0]))
         plan, one = self.job.plan(replace(budget, target_bytes=target)), self.job.summary.shape[1:]
-        left_out = self.summary.shape[0] != len(FileList.read(self.spec.input).files)
+        left_out = self.summary.shape[0] != len(self._files)
         for chunk in plan.chunks:
             if left_out or len(chunk.outputs) > 1 or chunk.region.shape[1:] != one:
                 raise NotTogether(f"{self.spec.input}: these files cannot share chunks; run them one after the other")
@@ -96,30 +101,39 @@ class ManyFiles:
         try:
             self.job.read(chunk, inputs)
         except _FAULTS:
-            for number, part, place in _files_of(chunk):
+            for part, place in _files_of(chunk):
                 with_one = [each[place] for each in inputs]
-                self._tried(number, lambda p=part, i=with_one: self.job.read(p, i), with_one)  # type: ignore[misc]
+                self._tried(part, lambda p=part, i=with_one: self.job.read(p, i), with_one)  # type: ignore[misc]
 
     def compute(self, chunk: Chunk, inputs: Sequence[Any], outputs: Sequence[Any], stream: Any) -> None:
         try:
             self.job.compute(chunk, inputs, outputs, stream)
         except _FAULTS:
-            for number, part, place in _files_of(chunk):
+            for part, place in _files_of(chunk):
                 source, result = [each[place] for each in inputs], [each[place] for each in outputs]
                 self._tried(
-                    number,
+                    part,
                     lambda p=part, s=source, r=result: self.job.compute(p, s, r, stream),  # type: ignore[misc]
                     result,
                 )
 
-    def _tried(self, number: int, step: Callable[[], None], filled: Sequence[Any]) -> None:
+    def _tried(self, part: Chunk, step: Callable[[], None], filled: Sequence[Any]) -> None:
         """A step of one file; zeros if it fails."""
         try:
             step()
         except _FAULTS as error:
-            self.failed.setdefault(number, str(error))
+            number = part.region.start[0]
+            self.failed.setdefault(number, self._of_file(number, part.region, str(error)))
             for each in filled:
                 each[...] = 0
+
+    def _of_file(self, number: int, region: Region, text: str) -> str:
+        """A fault of a region of the list in terms of the file."""
+        path = self._files[number].path
+        text = text.replace(str(self.spec.input), path)
+        for corner in (region.start, region.stop):
+            text = text.replace(str(corner), str(corner[1:]))
+        return text if path in text else f"{path}: {text}"
 
     def note(self, chunk: Chunk, outputs: Sequence[NDArray[Any]]) -> Callable[[], Any] | None:
         first, last = chunk.region.start[0], chunk.region.stop[0]
@@ -162,8 +176,8 @@ class _WithoutFailed:
         return self._reference.audit([which[place] for place in kept], written[kept])
 
 
-def _files_of(chunk: Chunk) -> Iterator[tuple[int, Chunk, slice]]:
-    """Each file's number, its part of the chunk, and its place in the chunk's arrays."""
+def _files_of(chunk: Chunk) -> Iterator[tuple[Chunk, slice]]:
+    """Each file's part of the chunk, and its place in the chunk's arrays."""
     region = chunk.region
     for place, number in enumerate(range(region.start[0], region.stop[0])):
         one = Region((number, *region.start[1:]), (number + 1, *region.stop[1:]))
@@ -173,7 +187,6 @@ def _files_of(chunk: Chunk) -> Iterator[tuple[int, Chunk, slice]]:
         )
         work = chunk.work // region.shape[0]
         yield (
-            number,
             Chunk(index=chunk.index, region=one, halo=chunk.halo, inputs=inputs, outputs=outputs, work=work),
             slice(place, place + 1),
         )

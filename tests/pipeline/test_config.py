@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config import format_bytes, load_settings, parse_bytes
+from pipeline.config import explain, format_bytes, load_settings, parse_bytes
 from pipeline.errors import ParameterError
 from pipeline.service.settings import ServiceSettings, load_service_settings
 
@@ -120,6 +120,19 @@ def test_each_of_a_services_settings_tells_its_source(tmp_path, monkeypatch):
     assert (found.settings.port, found.settings.host, found.settings.memory) == (3, "localhost", 2 << 30)
     expected = {"port": "--port", "host": "MILLRACE_HOST", "memory": str(file), "data_roots": "--data-roots"}
     assert found.sources == dict.fromkeys(ServiceSettings.model_fields, "default") | expected
+
+
+@pytest.mark.parametrize("threads", ["x", "0", "-1", "", "1.5"])
+def test_a_number_of_threads_that_numba_does_not_take(monkeypatch, threads):
+    monkeypatch.setenv("NUMBA_NUM_THREADS", threads)
+    with pytest.raises(ParameterError, match="NUMBA_NUM_THREADS: must be a whole number above 0; unset it"):
+        load_settings({})
+
+
+def test_a_body_that_is_no_object():
+    text = "Input should be a valid dictionary or object to extract fields from"
+    fault = {"type": "model_attributes_type", "msg": text, "input": []}
+    assert explain(fault) == "must be an object; got []"
 
 
 def test_a_missing_file_is_named(tmp_path):

@@ -145,14 +145,21 @@ def test_a_file_that_has_just_been_made_is_removed(tmp_path, monkeypatch):
     assert names_in(tmp_path) == ["in.npy"], source
 
 
-@pytest.mark.parametrize("arguments", [("wait", "0123456789ab"), ("--version",)])
-def test_ctrl_c_before_the_command_is_loaded(arguments):
-    """It comes as the loading begins, and waits for its end."""
-    program = """
+@pytest.mark.parametrize(
+    ("module", "arguments", "code", "said"),
+    [
+        ("pipeline.cli", ("wait", "0123456789ab"), 130, "millrace: stopped by SIGINT\n"),
+        ("pipeline.cli", ("--version",), 130, "millrace: stopped by SIGINT\n"),
+        ("pipeline.stopping", ("--version",), -signal.SIGINT, ""),
+    ],
+)
+def test_ctrl_c_before_the_command_is_loaded(module, arguments, code, said):
+    """It comes as the loading begins, and waits for its end, or ends the process before it can be handled."""
+    program = f"""
 import os, signal, sys
 class Finder:
     def find_spec(self, name, path=None, target=None):
-        if name == "pipeline.cli":
+        if name == "{module}":
             os.kill(os.getpid(), signal.SIGINT)
 sys.meta_path.insert(0, Finder())
 from pipeline.__main__ import main
@@ -166,7 +173,7 @@ main()
         text=True,
         timeout=60,
     )
-    assert (done.returncode, done.stdout, done.stderr) == (130, "", "millrace: stopped by SIGINT\n")
+    assert (done.returncode, done.stdout, done.stderr) == (code, "", said)
 
 
 def test_one_that_waits_for_a_module_does_not_kill_the_interpreter_at_its_end(tmp_path):

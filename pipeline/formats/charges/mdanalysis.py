@@ -9,6 +9,7 @@ beside the input.
 
 from __future__ import annotations
 
+import math
 import re
 import shutil
 import struct
@@ -37,6 +38,11 @@ _INDEXED = (".xtc", ".trr")
 # A TRR frame's beginning: marks; the sizes of its parts in bytes; atoms, step, and a number that is not used.
 _TRR_HEAD = struct.Struct(">3i12s13i")
 _TRR_MARK = [1993, 13, 12, b"GMX_trn_file"]
+# An XTC frame's: a mark and the atoms; step, time and cell, which may be anything; the atoms again; and, of more than
+# nine, the precision, the least and the largest integers, the size of small differences, and the packed bytes.
+_XTC_HEAD = struct.Struct(">2i44xif8i")
+_XTC_MARK, _XTC_NOT_PACKED, _XTC_NOT_PACKED_HEAD = 1995, 9, 56
+_XTC_SMALL = range(9, 73)  # indices of the format's table of sizes
 _LINKS = "millrace-trajectory-"
 _WITH_COORDINATES = ".dcd, .xtc, .trr, .nc or .mdcrd, or a single frame to .gro, .pdb, .crd or .inpcrd"
 _NO_COORDINATES = "holds no coordinates; name the file that does with --trajectory"
@@ -72,7 +78,7 @@ class UniverseTrajectory(Trajectory):
         self._release = weakref.finalize(self, held.close)
         self._universe: Any = None
         try:
-            _refuse_damaged_trr(self._source)
+            _refuse_damaged_headers(self._source)
             self._universe = _universe(topology, trajectory, held)
             if not hasattr(self._universe, "trajectory"):
                 raise InputError(f"{topology}: {_NO_COORDINATES}")
@@ -196,25 +202,46 @@ def _cell_of_pqr(source: Path) -> Array | None:
         return stated_cell(source, opened.read())
 
 
-def _refuse_damaged_trr(path: Path) -> None:
-    """InputError if the header of a TRR frame is damaged: at some, MDAnalysis divides by zero, which ends the process.
+def _refuse_damaged_headers(path: Path) -> None:
+    """InputError if the header of a TRR's or XTC's frame is damaged. At some, MDAnalysis divides by zero or writes
+    beyond its memory, which ends the process, or takes the coordinates of the frame before.
 
     A last frame that is cut short is left to `_ends_within_a_frame`.
     """
-    if path.suffix.lower() != ".trr":
+    form = {".trr": (_TRR_HEAD, _trr_frame_bytes), ".xtc": (_XTC_HEAD, _xtc_frame_bytes)}.get(path.suffix.lower())
+    if form is None:
         return
-    file, offset, frame = PositionalFile(path), 0, 0
+    layout, frame_bytes = form
+    file, offset, frame, atoms = PositionalFile(path), 0, 0, None
     try:
-        while len(head := file.head(_TRR_HEAD.size, offset)) == _TRR_HEAD.size:
-            *mark, ir, e, box, vir, pres, top, sym, x, v, f, atoms, _, _ = _TRR_HEAD.unpack(head)
-            sizes = (box, vir, pres, x, v, f)
-            number = box // 9 if box else max(x, v, f) // (3 * max(atoms, 1))  # bytes: of a float or a double
-            if mark != _TRR_MARK or any((ir, e, top, sym)) or atoms < 1 or min(sizes) < 0 or number not in (4, 8):
+        while len(head := file.head(layout.size, offset)) == layout.size:
+            count, length = frame_bytes(layout.unpack(head))
+            if length is None or count != (atoms or count):
                 raise InputError(f"{path}, frame {frame}: its header is damaged; copy the file again")
-            offset += _TRR_HEAD.size + 2 * number + sum(sizes)
-            frame += 1
+            offset, frame, atoms = offset + length, frame + 1, count
     finally:
         file.close()
+
+
+def _trr_frame_bytes(head: tuple[Any, ...]) -> tuple[int, int | None]:
+    """The atoms and the length of a frame, or None if its header is damaged."""
+    *mark, ir, e, box, vir, pres, top, sym, x, v, f, atoms, _, _ = head
+    sizes = (box, vir, pres, x, v, f)
+    number = box // 9 if box else max(x, v, f) // (3 * max(atoms, 1))  # bytes: of a float or a double
+    is_damaged = mark != _TRR_MARK or any((ir, e, top, sym)) or atoms < 1 or min(sizes) < 0 or number not in (4, 8)
+    return atoms, None if is_damaged else _TRR_HEAD.size + 2 * number + sum(sizes)
+
+
+def _xtc_frame_bytes(head: tuple[Any, ...]) -> tuple[int, int | None]:
+    """The same of an XTC, which packs more than nine atoms."""
+    mark, atoms, packed_atoms, precision, *least, x, y, z, small, packed = head
+    if mark != _XTC_MARK or atoms < 1 or packed_atoms != atoms:
+        return atoms, None
+    if atoms <= _XTC_NOT_PACKED:
+        return atoms, _XTC_NOT_PACKED_HEAD + 12 * atoms
+    fits = all(low <= high for low, high in zip(least, (x, y, z), strict=True)) and small in _XTC_SMALL
+    fits &= 0 < precision < math.inf and 0 < packed <= int(3.6 * atoms) * 4  # bytes: MDAnalysis's memory for them
+    return atoms, _XTC_HEAD.size + -(-packed // 4) * 4 if fits else None
 
 
 def _charges(topology: Path, atoms: Any) -> Array:

@@ -100,6 +100,8 @@ _LISTS = FileLists(open_image, format_for_output)
 
 
 def _format_of(path: Path) -> ImageFormat | None:
+    if isinstance(path, ObjectPath) and not path.key:
+        raise InputError(f"{path}: is the URL of no object; write it as {path}/KEY")
     with reading(path):
         is_folder = _is_zarr_object(path) if isinstance(path, ObjectPath) else path.is_dir()
         if not is_folder:

@@ -23,11 +23,12 @@ def named(axes: Sequence[int], letters: str) -> str:
     return ", ".join(letters[axis] for axis in axes)
 
 
-def axes_named(names: Sequence[str], letters: str, path: Path) -> tuple[int, ...]:
+def axes_named(names: Sequence[str], letters: str, path: Path, option: str | None = None) -> tuple[int, ...]:
     """The numbers of the axes named by letter or number, in that order.
 
     names   : as given, "YX" also as one
     letters : of the image's axes; T, C and S (time points, channels, samples of a pixel) cannot be chosen
+    option  : as given, for the message; default: --axes with the names
 
     Raises ParameterError that lists the axes.
     """
@@ -39,5 +40,6 @@ def axes_named(names: Sequence[str], letters: str, path: Path) -> tuple[int, ...
     chosen = [by_name.get(name.upper()) for name in names]
     if not chosen or None in chosen or len(set(chosen)) != len(chosen):
         known = ", ".join(f"{letters[axis]} ({axis - first})" for axis in spatial)
-        raise ParameterError(f"--axes {','.join(names)}: name each axis once, of those {path} has: {known}")
+        option = option or f"--axes {','.join(names)}"
+        raise ParameterError(f"{option}: name each axis once, of those {path} has: {known}")
     return tuple(axis for axis in chosen if axis is not None)

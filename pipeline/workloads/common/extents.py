@@ -123,7 +123,7 @@ def _along(
     if letters and (len(letters) != len(parts) or len(set(letters)) != len(letters)):
         raise ParameterError(f"{option}: name each axis once, or none of them")
     if letters and chosen is None:
-        axes_named(letters, header.axes, path)  # refuses others than Z, Y and X
+        axes_named(letters, header.axes, path, option)  # refuses others than Z, Y and X
         along = letters
     else:
         numbers = usual_axes(header) if chosen is None else axes_named(chosen, header.axes, path)

@@ -60,8 +60,9 @@ class IndexRange:
         chosen = range(count)[slice(self.begin, self.end, self.step)]
         begin, end = self.begin or 0, self.end or 0
         if begin < -count or end > count or not chosen:
+            asked = f"{option}{'' if option.endswith('=') else ' '}{self}"
             raise ParameterError(
-                f"{option} {self}: chooses {'more than there are' if chosen else 'none'}; {path} has {count:,}, "
+                f"{asked}: chooses {'more than there are' if chosen else 'none'}; {path} has {count:,}, "
                 f"numbered 0 to {count - 1}, or from the end -1 to -{count}"
             )
         return chosen

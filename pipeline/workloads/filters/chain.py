@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import Field, ValidationError, field_validator
 
 from pipeline.config import explain
-from pipeline.errors import ParameterError
+from pipeline.errors import ParameterError, counted
 from pipeline.formats import image as images
 from pipeline.formats.image.base import ImageHeader
 from pipeline.workloads.operator import ImageOperator
@@ -29,7 +29,8 @@ class ChainParameters(OperatorParameters):
     """The steps, and what they share."""
 
     step: list[str] = Field(
-        description="an operator with its parameters: 'median size=3'; may be repeated, in the order of the steps"
+        description="a filter and its options, as 'median size=3' or 'gaussian sigma=2 order=1'; once for each step, "
+        "in order"
     )
     keep: int | None = Field(
         None, ge=1, description="also write the result of this step, from 1, beside OUTPUT: out.step2.tif of out.tif"
@@ -66,7 +67,8 @@ class Chain:
         if asked.keep is not None:
             if asked.keep >= len(calls):
                 raise ParameterError(
-                    f"--keep {asked.keep}: name a step before the last, whose result is OUTPUT; there are {len(calls)}"
+                    f"--keep {asked.keep}: name a step before the last, whose result is OUTPUT; the chain has "
+                    f"{counted(len(calls), 'step')}"
                 )
             kept = asked.keep - 1, _kept_path(spec.output, asked.keep)
 

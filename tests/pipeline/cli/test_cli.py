@@ -184,8 +184,9 @@ MISTAKES = [
     (("in.ppm", "out.ppm", "--memory", "9" * 400), "is not an amount of memory"),
     (("in.ppm", "out.ppm", "--preview", "folder.png"), "folder.png: is a folder"),
     (("in.ppm", "out.ppm", "--preview", "nowhere/small.png"), "nowhere does not exist"),
+    (("in.ppm", "out.ppm", "--preview", "s3://b/p.png"), "s3://b/p.png: name a file on this machine"),
     (("in.ppm", "out"), "out: the name has no suffix"),
-    (("in.ppm", "."), ".: is a folder; name a file in it, such as result.tif"),
+    (("in.ppm", "."), "in.ppm is an input itself: give --output, or another folder"),
     (("in.ppm", "out.jpg"), "out.jpg: unsupported image format .jpg"),
     (("in.ppm", "nowhere/out.ppm"), "nowhere does not exist"),
     (("in.ppm", "/proc/out.ppm"), "/proc takes no new files; choose another"),
@@ -575,6 +576,12 @@ def test_every_setting_of_the_service_is_in_one_section_of_its_help(millrace):
     _, out, _ = millrace("serve", "--help")
     assert [title for title in SECTIONS if f"\n{title}:\n" in out] == [*SECTIONS]
     assert " TEXT" not in out
+
+
+def test_the_help_of_run_shows_the_order_of_its_arguments(millrace):
+    _, out, _ = millrace("run", "--help")
+    assert out.startswith("Usage: millrace run WORKLOAD INPUT… OUTPUT [OPTIONS]\n")
+    assert "\nWorkloads:\n  bilateral " in out
 
 
 def test_the_help_of_groups_shows_whole_summaries_under_headings(millrace):

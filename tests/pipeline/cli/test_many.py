@@ -138,6 +138,20 @@ def test_results_may_lie_beside_their_inputs_and_other_files_stay(folder, millra
     assert (folder / "in/keep.txt").read_text() == "mine"
 
 
+@pytest.mark.parametrize("name", ["out/", "out"])
+def test_one_file_into_a_folder(folder, millrace, name):
+    """As by a pattern that the shell expands to one file."""
+    images(folder, 1)
+    if not name.endswith("/"):
+        (folder / name).mkdir()
+    assert millrace("run", "smooth", "in/i0.tif", name, "--size", "3", *CPU)[0] == 0
+    assert names_in(folder / "out") == ["i0.tif", many.TABLE]
+    code, _, err = millrace("run", "smooth", "in/i0.tif", "missing", "--size", "3", *CPU)
+    assert (code, "missing: the name has no suffix" in err) == (2, True)
+    assert millrace("run", "smooth", "in/i0.tif", "z.zarr/", "--size", "3", *CPU)[0] == 0
+    assert (folder / "z.zarr/zarr.json").is_file()
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -210,6 +224,7 @@ def test_a_file_that_cannot_be_computed_stops_no_other(folder, millrace):
     write_image(folder / "in/i2.tif", samples, "YX")
     code, _, err = millrace("run", "smooth", "in", "out", "--nan-policy", "raise", "--size", "3", *CPU)
     assert code == many_exit()
+    assert f"{folder / 'in/i2.tif'}, among samples (0, 0) to " in err
     assert "NaN" in err
     assert names_in(folder / "out") == ["i0.tif", "i1.tif", "i3.tif", "i4.tif", many.TABLE]
     assert millrace("run", "smooth", "in/i3.tif", "one.tif", "--size", "3", *CPU)[0] == 0
@@ -224,7 +239,8 @@ def test_a_function_that_fails_at_one_file_stops_no_other(folder, millrace):
     write_image(folder / "in/i1.tif", samples, "YX")
     code, _, err = millrace("run", "map", "in", "out", "--function", "own:picky", *CPU)
     assert code == many_exit()
-    assert "seven" in err
+    assert f"{folder / 'in/i1.tif'}: operator own:picky: ValueError: seven (" in err
+    assert ", samples (0, 0) to " in err
     assert names_in(folder / "out") == ["i0.tif", "i2.tif", "i3.tif", many.TABLE]
 
 

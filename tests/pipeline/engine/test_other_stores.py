@@ -63,6 +63,12 @@ def test_a_web_server(samples, millrace, monkeypatch, tmp_path):
         assert server.parts_sent["/data%20set/a%20b.tif"] <= 6  # all audited windows come from blocks
         code, _, said = millrace("run", "smooth", root / "none.tif", tmp_path / "c.tif", "--device", "cpu")
         assert (code, said) == (2, f"millrace: {root}/none.tif: no such file; check the path\n")
+        for name in ("", "/zarr.json"):  # a page for every path
+            server.objects[f"/data set/page.tif{name}"] = 1, b"<html>Sign in</html>"
+        code, _, said = millrace("run", "smooth", root / "page.tif", tmp_path / "c.tif", "--device", "cpu")
+        assert (code, f"{root}/page.tif: not a TIFF: it begins with b'<htm'" in said) == (2, True)
+        code, _, said = millrace("run", "smooth", root.parent, tmp_path / "c.tif", "--device", "cpu")
+        assert (code, said) == (2, f"millrace: {root.parent}: is the URL of no object; write it as {root.parent}/KEY\n")
         server.status_of_others = 403
         code, _, said = millrace("run", "smooth", root / "none.tif", tmp_path / "c.tif", "--device", "cpu")
         fault = "access is denied (403 Forbidden); the server needs a permission"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import signal
 import sys
 import time
 
@@ -162,8 +163,50 @@ def test_no_server_at_all(s3, s3_server, monkeypatch):
     gone.close()
     monkeypatch.setattr(objects, "RETRY_S", 0.5)
     use_environment(monkeypatch, s3_server.environment(port=gone.port))
-    with pytest.raises(StorageError, match="does not answer as it should"):
+    with pytest.raises(StorageError, match=r"does not answer as it should \(Connection refused\); check the network"):
         s3.stat()
+
+
+def test_a_busy_server_is_asked_again_as_long_as_is_allowed(s3, proxy, monkeypatch):
+    s3.write_bytes(b"data")
+    busy = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+    monkeypatch.setattr(objects, "FIRST_PAUSE_S", 0.001)
+    objects._stores.clear()
+    before = proxy.count
+    proxy.how = lambda number: busy if number < before + 15 else "through"
+    assert s3.read_bytes() == b"data"
+    objects._stores.clear()
+
+
+def test_ctrl_c_does_not_wait_for_a_server_that_is_read(s3, proxy, monkeypatch):
+    class Interrupt(Exception):
+        pass
+
+    def interrupt(*_):
+        raise Interrupt
+
+    s3.write_bytes(b"data")
+    for name in ("REQUEST_S", "RETRY_S"):
+        monkeypatch.setattr(objects, name, 8.0)
+    objects._stores.clear()
+    proxy.how = lambda number: "silent"
+    older, began = signal.signal(signal.SIGALRM, interrupt), time.monotonic()
+    signal.setitimer(signal.ITIMER_REAL, 0.3)
+    try:
+        with pytest.raises(Interrupt):
+            s3.read_bytes()
+    finally:
+        signal.signal(signal.SIGALRM, older)
+    assert time.monotonic() - began < 5
+    objects._stores.clear()
+
+
+@pytest.mark.parametrize("address", ["nonsense", "ftp://127.0.0.1", "http://", "http://a b"])
+def test_an_endpoint_that_is_no_url(s3_server, monkeypatch, address):
+    """The client library ends in a panic, with a backtrace."""
+    use_environment(monkeypatch, {**s3_server.environment(), "AWS_ENDPOINT_URL": address})
+    with pytest.raises(InputError, match=f"^AWS_ENDPOINT_URL={address}: must be a URL, such as https://HOST:PORT"):
+        ObjectPath.of("s3://open/a").stat()
 
 
 def test_without_obstore_the_message_says_how_to_install_it(s3, monkeypatch):

@@ -61,7 +61,7 @@ class Zarr(ImageFormat):
         return Zarr(storage)
 
     def recognises(self, path: Path, first_bytes: bytes) -> bool:
-        return is_zarr(path)
+        return not first_bytes and is_zarr(path)
 
     def open(self, path: Path) -> ImageReader:
         return ZarrReader(path)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gzip
+import struct
 import sys
 import warnings
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 
 from pipeline.errors import InputError, ParameterError
 from pipeline.formats.charges import open_point_charges
+from pipeline.formats.charges.mdanalysis import _refuse_damaged_headers
 from tests.pipeline.formats.charges.real_molecules import real_molecule
 from tests.pipeline.formats.image.contract import input_error, one_line
 
@@ -217,6 +219,28 @@ def test_a_frame_that_is_cut_short_is_told_where_it_is_asked_for(psf: Path, tmp_
     path.write_bytes(whole[:three])
     with open_point_charges(psf, trajectory=path) as found:
         assert found.n_frames == 3
+
+
+@pytest.mark.parametrize("count", [5, 50])
+def test_the_damaged_header_of_a_frame_of_an_xtc(
+    psf: Path, tmp_path: Path, count: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """MDAnalysis ends the process at some, and takes the coordinates of the frame before for a count of -1."""
+    places = np.random.default_rng(3).uniform(0, 30, (3, count, 3)).astype(np.float32)
+    path = tmp_path / "a.xtc"
+    two = len(written(path, places[:2]).read_bytes())
+    whole = written(path, places).read_bytes()
+    _refuse_damaged_headers(path)
+    # The mark and both counts of atoms; the precision, the last of the least integers, small differences and bytes.
+    faults = [(0, 1994), (4, -1), (4, 0), (52, -1), (52, count + 1)]
+    faults += [(56, 0), (56, -1), (68, 1 << 30), (84, 8), (84, 73), (88, 0), (88, 1 << 30)] if count > 9 else []
+    for place, number in faults:
+        damaged = bytearray(whole)
+        struct.pack_into(">i", damaged, two + place, number)
+        path.write_bytes(damaged)
+        with input_error(path, "frame 2: its header is damaged; copy the file again"):
+            open_point_charges(psf, trajectory=path)
+    assert capfd.readouterr() == ("", "")
 
 
 def test_a_frame_without_positions(psf: Path, tmp_path: Path) -> None:

@@ -84,8 +84,8 @@ def test_time_points_and_channels_with_their_names_places_and_intervals(tmp_path
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"crop": "Y=0:200"}, "--crop Y= 0:200: chooses more than there are; .*a.npy has 97"),
-        ({"crop": "Z=20:30"}, "--crop Z= 20:30: chooses none"),
+        ({"crop": "Y=0:200"}, "--crop Y=0:200: chooses more than there are; .*a.npy has 97"),
+        ({"crop": "Z=20:30"}, "--crop Z=20:30: chooses none"),
         ({"crop": "C=0:1"}, "--crop: .*a.npy has the axes Z,Y,X, and not C"),
         ({"times": "3"}, "--times: .*a.npy has the axes Z,Y,X, and not T"),
     ],

@@ -68,7 +68,7 @@ def test_chosen_axes_and_their_order_stay() -> None:
         ({"sigma": "Z=1um,Y=1um", "axes": "YX"}, STEPS, "--axes chooses Y,X"),
         ({"sigma": "Z=1um,2um"}, STEPS, "name each axis once, or none"),
         ({"sigma": "1um,2um"}, STEPS, "a.tif is filtered along Z,Y,X: give 1 or 3"),
-        ({"sigma": "T=1um"}, STEPS, "--axes T: name each axis once"),
+        ({"sigma": "T=1um"}, STEPS, "--sigma T=1um: name each axis once"),
         ({"sigma": "1m"}, STEPS, "--sigma: "),
     ],
 )
