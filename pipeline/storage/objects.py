@@ -282,7 +282,7 @@ def requested(path: ObjectPath, kind: type[MillraceError], call: Callable[[], T]
     except ImportError as error:
         raise _missing(path) from error
     try:
-        tried = partial(_repeated, call, theirs.BaseError)
+        tried = partial(_repeated, path, call, theirs.BaseError)
         return _interruptible(tried) if kind is InputError else tried()
     except FileNotFoundError as error:
         if _found(_CODE, error) in _NO_BUCKET:
@@ -294,15 +294,20 @@ def requested(path: ObjectPath, kind: type[MillraceError], call: Callable[[], T]
         raise failure(path, kind, error) from error
 
 
-def _repeated(call: Callable[[], T], fault: type[Exception]) -> T:
+def _repeated(path: ObjectPath, call: Callable[[], T], fault: type[Exception]) -> T:
     """What the call returns. obstore repeats a request `_RETRIES` times, which takes a few seconds: enough for a wrong
-    certificate, but not for a busy server."""
-    until = time.monotonic() + RETRY_S
+    certificate or address, but not for a server that is busy, or has answered before."""
+    place, until = (path.scheme, path.bucket), time.monotonic() + RETRY_S
     while True:
         try:
-            return call()
+            done = call()
+            _answered.add(place)
+            return done
         except fault as error:
-            is_over = f"after {_RETRIES} retries" not in str(error) or time.monotonic() > until
+            is_repeated = f"after {_RETRIES} retries" in str(error)
+            if not is_repeated or _found(_STATUS, error) is not None:
+                _answered.add(place)
+            is_over = not is_repeated or place not in _answered or time.monotonic() > until
             if is_over or _found(_UNTRUSTED, error) is not None:
                 raise
 
@@ -368,6 +373,7 @@ def _first_line(text: str) -> str:
     return re.sub(r"https?://\S+", "…", text.partition("\n")[0])[:160]
 
 
+_answered: set[tuple[str, str]] = set()  # schemes and buckets
 _stores: dict[tuple[int, str, str], Any] = {}  # by process: connections do not survive a fork
 
 

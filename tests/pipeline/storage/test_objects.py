@@ -161,10 +161,23 @@ def test_a_server_that_never_answers_is_given_up_in_time(s3, proxy, monkeypatch,
 def test_no_server_at_all(s3, s3_server, monkeypatch):
     gone = Proxy(s3_server.port)
     gone.close()
-    monkeypatch.setattr(objects, "RETRY_S", 0.5)
+    monkeypatch.setattr(objects, "FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(objects, "_answered", set())
     use_environment(monkeypatch, s3_server.environment(port=gone.port))
+    began = time.monotonic()
     with pytest.raises(StorageError, match=r"does not answer as it should \(Connection refused\); check the network"):
         s3.stat()
+    assert time.monotonic() - began < 30, "its address is wrong: it has never answered"
+
+
+def test_a_server_that_is_gone_for_a_while_is_asked_again(s3, proxy, monkeypatch):
+    s3.write_bytes(b"data")
+    monkeypatch.setattr(objects, "FIRST_PAUSE_S", 0.001)
+    objects._stores.clear()
+    before = proxy.count
+    proxy.how = lambda number: b"" if number < before + 15 else "through"
+    assert s3.read_bytes() == b"data"
+    objects._stores.clear()
 
 
 def test_a_busy_server_is_asked_again_as_long_as_is_allowed(s3, proxy, monkeypatch):
