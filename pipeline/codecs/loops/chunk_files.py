@@ -280,7 +280,8 @@ def _write_file(
             if target == 0:
                 target = encoded.ctypes.data
             level, shuffle, block_bytes = options[0], options[1], options[2]
-            given = level, shuffle, itemsize, nbytes, source, target, len(encoded), codec.ctypes.data
+            most = nbytes + _HEADER_BYTES  # data that do not shrink are stored as they are
+            given = level, shuffle, itemsize, nbytes, source, target, most, codec.ctypes.data
             nbytes = np.int64(np.int32(call(encoder, (*given, block_bytes, 1))))
             source = target
             if nbytes <= 0:
