@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import logging
 import os
 import signal
 import sys
 import threading
+import warnings
 from contextlib import nullcontext
 from types import SimpleNamespace
 
@@ -33,6 +35,9 @@ from pipeline.storage.partial import Opening
 from pipeline.workloads import JobSpec, workload_named
 from tests.images import names_in, read_image, write_image
 from tests.pipeline.cluster.processes import running, running_scheduler, wait_until
+
+# Dask leaves connections to killed workers to the garbage collector.
+pytestmark = pytest.mark.filterwarnings("ignore:unclosed <ssl.SSLSocket:ResourceWarning")
 
 WAIT_S = 60.0
 WHERE = "the cluster of the test"
@@ -62,6 +67,13 @@ def always(block):
 def operator(block, *, flag: str):
     return once(block, flag=flag)
 """
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _garbage_is_collected_here():
+    yield
+    with warnings.catch_warnings(action="ignore", category=ResourceWarning):
+        gc.collect()
 
 
 @pytest.fixture
