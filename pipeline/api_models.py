@@ -24,6 +24,11 @@ class State(StrEnum):
     FAILED = "failed"
     CANCELLED = "cancelled"
 
+    @property
+    def told(self) -> str:
+        """As what a job does or is."""
+        return f"{'has' if self in (State.SUCCEEDED, State.FAILED) else 'is'} {self}"
+
 
 TERMINAL = frozenset({State.SUCCEEDED, State.FAILED, State.CANCELLED})
 

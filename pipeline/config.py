@@ -215,6 +215,9 @@ def explain(fault: Mapping[str, Any]) -> str:
     message = str(fault["msg"]).removeprefix("Value error, ").partition(", unable to parse")[0]
     for theirs, ours in _WORDS.items():
         message = message.replace(theirs, ours)
+    least = fault.get("ctx", {}).get("ge")
+    if least and any("memory" in str(name) for name in fault["loc"]):
+        message = message.replace(str(least), format_bytes(least))
     if fault["type"] == "string_pattern_mismatch":
         message = next((_FORMS[name] for name in map(str, reversed(fault["loc"])) if name in _FORMS), message)
     given = brief(repr(fault.get("input")))

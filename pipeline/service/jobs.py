@@ -200,7 +200,7 @@ class IllegalTransition(Exception):
     """An event that cannot happen in the job's state; the message includes the job's story."""
 
     def __init__(self, job: Job, event: Event) -> None:
-        super().__init__(f"job {job.id} is {job.state} and cannot take {event}. Its story: {'; '.join(job.story)}")
+        super().__init__(f"job {job.id} {job.state.told} and cannot take {event}. Its story: {'; '.join(job.story)}")
         self.job = job
         self.event = event
 

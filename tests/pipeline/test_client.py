@@ -459,7 +459,7 @@ def test_of_several_jobs_those_that_can_be_are_cancelled(service, gate):
         assert [(job["id"], job["state"]) for job in json.loads(done.output)] == [(waiting.id, "cancelled")]
         assert isinstance(done.exception, ServiceRefused)
         for job in (first, second):
-            assert f"job {job} is succeeded: there is nothing left to cancel" in str(done.exception)
+            assert f"job {job} has succeeded: there is nothing left to cancel" in str(done.exception)
         assert run("cancel", first).output == ""
         gate.open.set()
         assert held.wait(timeout_s=WAIT_S).state == "succeeded"

@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
+from pipeline.api_models import JobLimits
 from pipeline.config import explain, format_bytes, load_settings, parse_bytes
 from pipeline.errors import ParameterError
 from pipeline.service.settings import ServiceSettings, load_service_settings
@@ -133,6 +135,12 @@ def test_a_body_that_is_no_object():
     text = "Input should be a valid dictionary or object to extract fields from"
     fault = {"type": "model_attributes_type", "msg": text, "input": []}
     assert explain(fault) == "must be an object; got []"
+
+
+def test_a_bound_of_memory_has_a_unit():
+    with pytest.raises(ValidationError) as error:
+        JobLimits(memory_bytes=1)
+    assert explain(error.value.errors()[0]) == "must be greater than or equal to 256 MiB; got 1"
 
 
 def test_a_missing_file_is_named(tmp_path):

@@ -146,7 +146,7 @@ def estimate(service: ThisService, user: Submitter, job: str) -> Estimate:
         service.runner.estimate(stored)
         stored = service.store.job(job)
     if stored.estimate is None:
-        raise HTTPException(409, f"job {job} is {stored.job.state}: there is no estimate")
+        raise HTTPException(409, f"job {job} {stored.job.state.told}: there is no estimate")
     return stored.estimate
 
 
@@ -352,5 +352,5 @@ def _checked(new: NewJob, roots: DataRoots) -> NewJob:
 def _succeeded(service: Service, user: User, job: str) -> StoredJob:
     stored = visible_job(service, user, job)
     if stored.job.state is not State.SUCCEEDED:
-        raise HTTPException(409, f"job {job} is {stored.job.state}: there is no result")
+        raise HTTPException(409, f"job {job} {stored.job.state.told}: there is no result")
     return stored

@@ -80,7 +80,7 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(IllegalTransition)
     def _illegal(request: Request, error: IllegalTransition) -> Response:
-        return answer(request, 409, f"job {error.job.id} is {error.job.state}: {_WAYS_OUT[type(error.event)]}")
+        return answer(request, 409, f"job {error.job.id} {error.job.state.told}: {_WAYS_OUT[type(error.event)]}")
 
     @app.exception_handler(RequestValidationError)
     def _invalid(request: Request, error: RequestValidationError) -> Response:
