@@ -48,7 +48,7 @@ class _FilePathOrUrl(_FilePath):
 
 
 class _FileFolderOrUrl(_FilePathOrUrl):
-    """Also notes whether a folder is named, by a slash at the end or because it exists; a Zarr is no folder here."""
+    """Also notes whether it is a folder: it ends with a slash or exists as one, and is not a Zarr."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         path = super().convert(value, param, ctx)

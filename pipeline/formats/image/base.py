@@ -368,7 +368,7 @@ class ImageFormat(ABC):
         return None
 
     def part_shape(self, header: ImageHeader) -> tuple[int, ...] | None:
-        """The parts in which blocks are encoded: whole ones are written fast too."""
+        """What is encoded at once, such as the chunks of a shard; by default a whole block."""
         return self.block_shape(header)
 
     def levels(self, header: ImageHeader, path: Path) -> int:

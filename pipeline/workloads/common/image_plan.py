@@ -56,7 +56,7 @@ def plan_image(
     source = reader.header
     form = images.format_for_output(spec.output, storage)
     multiple = (1,) * len(source.shape)
-    # Along whole files of the output, else along the parts in which these are encoded.
+    # Chunks are cut along the output's files, or where these are too large, along what is encoded at once.
     grains = [_grain(reader, blocks, header) for blocks in (form.block_shape(header), form.part_shape(header))]
     outputs = [(spec.output, header), *also]
     if any(images.format_for_output(path, storage).levels(each, path) > 1 for path, each in outputs):
