@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.options import Options, run_parts
-from kernels.smoothing import box, gaussian
+from kernels.smoothing import gaussian_filter, uniform_filter
 from pipeline.engine.device_pipeline import DevicePipeline, slot_bytes
 from pipeline.engine.devices.buffers import allocate_cuda_slot
 from pipeline.engine.devices.device import CudaDevice
@@ -71,10 +71,10 @@ class InPinnedMemory:
 
     def compute(self, chunk: Chunk, inputs: Sequence[Any], outputs: Sequence[Any], stream: Any) -> None:
         if not self._passes:
-            box(inputs[0], 3, axes=(0, 1), out=outputs[0], stream=stream)
+            uniform_filter(inputs[0], 3, axes=(0, 1), out=outputs[0], stream=stream)
         for number in range(self._passes):
             source, target = (inputs[0], outputs[0]) if number % 2 == 0 else (outputs[0], inputs[0])
-            gaussian(source, SIGMA_OF_31_TAPS, radius=15, axes=(0, 1), out=target, stream=stream)
+            gaussian_filter(source, SIGMA_OF_31_TAPS, radius=15, axes=(0, 1), out=target, stream=stream)
 
 
 def streamed(device: CudaDevice, workload: InPinnedMemory, chunks: Sequence[Chunk]) -> Any:
@@ -89,7 +89,7 @@ def streamed(device: CudaDevice, workload: InPinnedMemory, chunks: Sequence[Chun
         if not workload._passes:
             for slot in slots[:2]:
                 np.testing.assert_array_equal(
-                    slot.outputs(chunks[0])[0], box(slot.inputs(chunks[0])[0], 3, axes=(0, 1))
+                    slot.outputs(chunks[0])[0], uniform_filter(slot.inputs(chunks[0])[0], 3, axes=(0, 1))
                 )
     return record
 

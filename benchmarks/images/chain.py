@@ -17,7 +17,7 @@ from benchmarks.options import Options
 from benchmarks.rounds import Rival, band, host_seconds, measure, queued_seconds
 from kernels.morphology import white_tophat
 from kernels.rank import median_filter
-from kernels.smoothing import gaussian
+from kernels.smoothing import gaussian_filter
 from pipeline.formats.image.base import Region
 from pipeline.workloads import JobSpec, workload_named
 from pipeline.workloads.common.image_plan import grown
@@ -25,7 +25,7 @@ from pipeline.workloads.common.image_plan import grown
 STEPS: dict[str, Callable[[Any], Any]] = {
     "median size=3": lambda image: median_filter(image, 3),
     "tophat size=51": lambda image: white_tophat(image, 51),
-    "gaussian sigma=2": lambda image: gaussian(image, 2),
+    "gaussian sigma=2": lambda image: gaussian_filter(image, 2),
 }
 
 

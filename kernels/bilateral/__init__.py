@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels.rank.task import MAX_AXES, Axis, axis_of, folded, is_foldable
-from kernels.runtime.arrays import check_array, check_out, check_workers
+from kernels.runtime.arrays import check_array, check_out, check_workers, on_stream
 from kernels.runtime.filtering import check_cval, filtered_axes, per_axis
 
 __all__ = ["MAX_SIZE", "bilateral", "default_sizes"]
@@ -133,11 +133,12 @@ def bilateral(
         dtype=dtype, planes=planes, axes=spans, inner=inner, spatial=exponents.ravel().astype(real),
         scale=1 / (2 * float(sigma_range) * float(sigma_range) * math.log(2)), cval=cval,
     )  # fmt: skip
-    result = _body(image.transpose(order), task, workers, stream)
-    result = result.reshape([shape[axis] for axis in order]).transpose(np.argsort(order))
-    if out is None:
-        return result if result.flags.c_contiguous else result.copy(order="C")
-    out[...] = result
+    with on_stream(image, stream):
+        result = _body(image.transpose(order), task, workers, stream)
+        result = result.reshape([shape[axis] for axis in order]).transpose(np.argsort(order))
+        if out is None:
+            return result if result.flags.c_contiguous else result.copy(order="C")
+        out[...] = result
     return out
 
 

@@ -10,7 +10,11 @@
 //
 //   bilateral_tiles   a block computes 32 × 32 results; its samples with their halo lie in shared memory, plane by plane
 //                     of the window. A thread computes four results a row apart, whose centres and sums stay in registers.
-//                     The threads meet before and after each plane is loaded; no block waits for another.
+//
+//                       |  barrier     the plane before has been read; no block waits for another
+//                     all threads    a plane of the window -> shared memory
+//                       |  barrier     the plane is complete
+//                     each thread    its taps of this plane -> sums; after the last plane, results
 
 #include "borders.cuh"
 #include "samples.cuh"

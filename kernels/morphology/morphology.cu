@@ -1,4 +1,5 @@
 // The difference of two images that ends a top-hat: kernels/morphology/__init__.py. Minima and maxima are those of rank.cu.
+// No thread waits for another.
 //
 // Floor of N samples of b bytes on a device with bandwidth B: 3 N b / B, two reads and a write.
 

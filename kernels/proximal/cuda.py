@@ -262,12 +262,12 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType(
             entries=("soft_threshold", "magnitudes", "inner", "differences", "differences_adjoint", "next_shift"),
             run=lambda task: task(),
         ),
-        "low rank": Variant(
+        "low_rank": Variant(
             summary="a block an image block: Gram matrix, Jacobi rotations and the product in shared memory",
             entries=("low_rank",),
             run=lambda task: task(),
         ),
-        "conjugate gradients": Variant(
+        "conjugate_gradients": Variant(
             summary="the vectors of an iteration in three launches instead of twenty",
             entries=("cg_begin", "cg_rate", "cg_advance", "cg_turn"),
             run=lambda task: task(),

@@ -20,7 +20,7 @@ import numpy as np
 
 from kernels.rank.footprint import MAX_RADIUS, SHAPES, ball, checked_footprint, cross, disk, footprint_named
 from kernels.rank.task import MAX_AXES, MAX_SAMPLES, Axis, Difference, Rank, Task, axis_of, folded, is_foldable
-from kernels.runtime.arrays import check_array, check_out, check_workers
+from kernels.runtime.arrays import check_array, check_out, check_workers, on_stream
 from kernels.runtime.filtering import DTYPES, NAN_POLICIES, check_cval, filtered_axes, per_axis
 from kernels.smoothing.borders import MODES
 
@@ -149,11 +149,12 @@ def _filtered(
     if difference is not None and difference.opens:
         return None
     # Axes that are too far apart are moved together.
-    result = _body(image.transpose(order), task, None, workers, stream)
-    result = result.reshape([shape[axis] for axis in order]).transpose(np.argsort(order))
-    if out is None:
-        return result.copy(order="C")
-    out[...] = result
+    with on_stream(image, stream):
+        result = _body(image.transpose(order), task, None, workers, stream)
+        result = result.reshape([shape[axis] for axis in order]).transpose(np.argsort(order))
+        if out is None:
+            return result.copy(order="C")
+        out[...] = result
     return out
 
 

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.runtime.arrays import check_array, check_workers
+from kernels.runtime.arrays import check_array, check_workers, namespace, on_stream
 from kernels.runtime.filtering import filtered_axes
 
 __all__ = ["MAX_RADIUS", "apexes", "check_radius", "rolling_ball"]
@@ -60,11 +60,12 @@ def rolling_ball(
     reach = int(check_radius(radius))
     dtype = np.float64 if image.dtype == np.float64 else np.float32
     around = tuple(slice(reach, reach + n) if axis in chosen else slice(None) for axis, n in enumerate(image.shape))
-    heights = image.astype(dtype)
-    for sign in (1, -1) if is_opened else (1,):
-        padded = _module_of(image).full(_grown(image.shape, chosen, reach), sign * np.inf, dtype)
-        padded[around] = heights
-        heights = apexes(padded, radius, chosen, sign=sign, workers=workers, stream=stream)
+    with on_stream(image, stream):
+        heights = image.astype(dtype)
+        for sign in (1, -1) if is_opened else (1,):
+            padded = namespace(image).full(_grown(image.shape, chosen, reach), sign * np.inf, dtype)
+            padded[around] = heights
+            heights = apexes(padded, radius, chosen, sign=sign, workers=workers, stream=stream)
     return heights
 
 
@@ -109,14 +110,6 @@ def _caps(radius: float, axes: int, dtype: Any) -> NDArray[Any]:
 
 def _grown(shape: Sequence[int], axes: Sequence[int], reach: int) -> tuple[int, ...]:
     return tuple(n + 2 * reach if axis in axes else n for axis, n in enumerate(shape))
-
-
-def _module_of(array: Any) -> Any:
-    if isinstance(array, np.ndarray):
-        return np
-    from kernels.rolling_ball import cuda
-
-    return cuda.module()
 
 
 def _body(heights: Any, shape: Sequence[int], caps: Any, sign: int, workers: int | None, stream: Any) -> Any:

@@ -26,12 +26,6 @@ class BallTask(ctypes.Structure):
     )
 
 
-def module() -> Any:
-    import cupy
-
-    return cupy
-
-
 def touched(heights: Any, shape: Sequence[int], caps: Any, sign: int, *, stream: Any = None) -> Any:
     """As `kernels.rolling_ball.cpu.touched`."""
     import cupy

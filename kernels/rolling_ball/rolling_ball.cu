@@ -7,8 +7,12 @@
 //   operations  2 w N / C    a sum and a minimum a tap
 //
 //   ball_tiles   a block computes 32 × 32 results; the samples of some of the window's rows lie in shared memory. A thread
-//                keeps four results in registers. The threads meet before and after these rows are loaded; no block
-//                waits for another.
+//                keeps four results in registers.
+//
+//                  |  barrier     the rows before have been read; no block waits for another
+//                all threads    BAND rows of the window -> shared memory
+//                  |  barrier     the rows are complete
+//                each thread    the ball's taps in these rows -> heights; after the last rows, results
 
 constexpr int ACROSS = 32, DOWN = 8, EACH = 4, SIDE = DOWN * EACH, BAND = 16;
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["check_array", "check_out", "check_workers", "native"]
+__all__ = ["check_array", "check_out", "check_workers", "namespace", "native", "on_stream"]
 
 
 def check_array(name: str, array: Any) -> None:
@@ -26,6 +27,24 @@ def check_array(name: str, array: Any) -> None:
 def _is_masked(array: Any) -> bool:
     """Without loading numpy.ma, which every start would wait for."""
     return isinstance(array, getattr(sys.modules.get("numpy.ma"), "MaskedArray", ()))
+
+
+def namespace(array: Any) -> Any:
+    """The module `numpy` or `cupy`, by the array's type. TypeError for anything else."""
+    if isinstance(array, np.ndarray):
+        return np
+    if type(array).__module__.partition(".")[0] != "cupy":
+        raise TypeError(f"a NumPy or CuPy array is needed; got {type(array).__name__}")
+    return sys.modules["cupy"]
+
+
+def on_stream(array: Any, stream: Any) -> AbstractContextManager[Any]:
+    """`kernels.runtime.launch.on_stream` for a CuPy array; nothing for a NumPy array."""
+    if isinstance(array, np.ndarray):
+        return nullcontext()
+    from kernels.runtime import launch
+
+    return launch.on_stream(array, stream)
 
 
 def check_workers(workers: Any) -> None:

@@ -54,7 +54,8 @@ def check_wanted() -> None:
 
 
 def for_each(compute: Callable[[Part], None], parts: Iterable[Part], workers: int) -> None:
-    """Computes all parts: the calling thread and up to `workers - 1` others each take the next one.
+    """Computes all parts: the calling thread and up to `workers - 1` others each take the next one. None waits for
+    another, except the calling thread at the end, for all.
 
     Raises what `compute` raises, after all threads have finished; Interrupted between parts (see `interruptible`).
     """

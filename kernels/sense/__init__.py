@@ -6,8 +6,9 @@ of view, index n // 2 of each image axis is the centre, and the coil axis comes 
 
 from __future__ import annotations
 
+from kernels.runtime.arrays import namespace
 from kernels.sense import density, sensitivities
-from kernels.sense.arrays import namespace, to_host
+from kernels.sense.arrays import to_host
 from kernels.sense.calibration import CentreImages, centre_images, in_centre
 from kernels.sense.captured_cg import CapturedCg
 from kernels.sense.channels import compression, covariance, mixed, whitening

@@ -1,21 +1,14 @@
-"""One interface to NumPy and CuPy arrays: their module, host copies, inner products and centred Fourier transforms."""
+"""One interface to NumPy and CuPy arrays: host copies, inner products and centred Fourier transforms."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-
-def namespace(array: Any) -> Any:
-    """The module `numpy` or `cupy`, by the array's type. TypeError for anything else."""
-    name = type(array).__module__.partition(".")[0]
-    if name not in ("numpy", "cupy"):
-        raise TypeError(f"a NumPy or CuPy array is needed; got {type(array).__name__}")
-    return sys.modules[name]
+from kernels.runtime.arrays import namespace
 
 
 def to_host(array: Any) -> NDArray[Any]:

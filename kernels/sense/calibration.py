@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels.nufft import Nufft, Toeplitz, toeplitz_kernel
-from kernels.sense.arrays import centred_fft, namespace, to_host
+from kernels.runtime.arrays import namespace
+from kernels.sense.arrays import centred_fft, to_host
 from kernels.sense.conjugate_gradient import conjugate_gradient
 
 _EPS = 1e-3

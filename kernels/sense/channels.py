@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.sense.arrays import namespace, to_host
+from kernels.runtime.arrays import namespace
+from kernels.sense.arrays import to_host
 
 # Eigenvalues below this share of the largest: two channels carry the same noise to working precision.
 _SINGULAR = 1e-12

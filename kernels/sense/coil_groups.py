@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.sense.arrays import namespace
+from kernels.runtime.arrays import namespace
 
 # Values of a group's coil images: 1 GiB.
 GROUP_VALUES = 1 << 27

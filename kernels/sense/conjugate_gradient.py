@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from kernels.runtime.arrays import namespace
 from kernels.runtime.threads import check_wanted
-from kernels.sense.arrays import inner_product, inner_products, namespace
+from kernels.sense.arrays import inner_product, inner_products
 from kernels.sense.resumption import Resumption
 
 

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from kernels.nufft import Nufft
+from kernels.runtime.arrays import namespace
 from kernels.runtime.threads import check_wanted
-from kernels.sense.arrays import namespace
 
 # Relative error of the convolutions: images change by about as much between devices.
 _EPS = 1e-4

@@ -9,9 +9,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from kernels.runtime.arrays import namespace
 from kernels.runtime.repeated import Captured
 from kernels.runtime.threads import check_wanted
-from kernels.sense.arrays import namespace
 from kernels.sense.conjugate_gradient import unchanged
 from kernels.sense.resumption import Resumption
 

@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels.nufft import Nufft
-from kernels.sense.arrays import namespace, to_host
+from kernels.runtime.arrays import namespace
+from kernels.sense.arrays import to_host
 
 MOST_SEGMENTS = 64
 _BINS = 1000

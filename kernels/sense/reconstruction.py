@@ -21,7 +21,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from kernels.nufft import Toeplitz
-from kernels.sense.arrays import namespace
+from kernels.runtime.arrays import namespace
 from kernels.sense.coil_groups import groups_of, parts_of
 from kernels.sense.conjugate_gradient import conjugate_gradient
 

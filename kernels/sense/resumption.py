@@ -8,7 +8,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from kernels.sense.arrays import namespace
+from kernels.runtime.arrays import namespace
 
 
 @dataclass(frozen=True, kw_only=True)

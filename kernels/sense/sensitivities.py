@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from kernels.sense.arrays import centred_fft, namespace
+from kernels.runtime.arrays import namespace
+from kernels.sense.arrays import centred_fft
 from kernels.sense.calibration import CentreImages, reference_mixture, refined, with_reference_phase
 from kernels.sense.coil_groups import unit_scale
 

@@ -50,15 +50,24 @@ from typing import Any
 
 import numpy as np
 
-from kernels.runtime.arrays import check_array, check_out, check_workers
+from kernels.runtime.arrays import check_array, check_out, check_workers, on_stream
 from kernels.runtime.filtering import DTYPES, NAN_POLICIES, check_cval, filtered_axes, per_axis
 from kernels.smoothing.borders import BORDER_MODES, MODES, border_indices
-from kernels.smoothing.window import MAX_SAMPLES, MAX_TAPS, Window, box_window, gaussian_windows, result_dtype
+from kernels.smoothing.window import (
+    MAX_SAMPLES,
+    MAX_TAPS,
+    Window,
+    box_window,
+    check_lengths,
+    gaussian_windows,
+    output_shape,
+    result_dtype,
+)
 
-__all__ = ["BORDER_MODES", "DTYPES", "MAX_TAPS", "MODES", "border_indices", "box", "gaussian"]
+__all__ = ["BORDER_MODES", "DTYPES", "MAX_TAPS", "MODES", "border_indices", "gaussian_filter", "uniform_filter"]
 
 
-def box(
+def uniform_filter(
     image: Any,
     size: int | Sequence[int] = 3,
     *,
@@ -97,7 +106,7 @@ def box(
     return _smooth(image, request, cval, nan_policy, mask, out, workers, stream)
 
 
-def gaussian(
+def gaussian_filter(
     image: Any,
     sigma: float | Sequence[float],
     *,
@@ -122,9 +131,9 @@ def gaussian(
                float32, since they are negative and fractional
     truncate : the kernel ends at round(truncate * sigma) samples; default 4, and wide kernels are decimated
     radius   : samples on each side instead of `truncate`
-    offset   : as in `box`; it matters to decimated Gaussians
+    offset   : as in `uniform_filter`; it matters to decimated Gaussians
 
-    Everything else is as in `box`.
+    Everything else is as in `uniform_filter`.
     """
     direct = mask is not None or nan_policy == "omit"
     parameters = (axes, channel_axis, sigma, mode, truncate, radius, offset, order, direct)
@@ -162,12 +171,12 @@ def _checked_request(
     axes, channel_axis, *rest = parameters
     windows = make_windows(dtype, filtered_axes(shape, dtype, axes, channel_axis), *rest)
     windows = sorted((w for w in windows if w.taps > 1), key=lambda window: window.axis)
-    _check_lengths(shape, windows)
+    check_lengths(shape, windows)
     samples = math.prod(window.taps for window in windows if window.half_weights is None)
     if samples > MAX_SAMPLES:
         raise ValueError(f"size makes a box of {samples:,} samples; at most {MAX_SAMPLES:,} are supported")
     of_result = result_dtype(np.dtype(dtype).newbyteorder("="), windows)
-    return _Request(windows=tuple(windows), dtype=of_result, shape=_output_shape(shape, windows))
+    return _Request(windows=tuple(windows), dtype=of_result, shape=output_shape(shape, windows))
 
 
 @lru_cache(maxsize=256)
@@ -224,32 +233,19 @@ def _smooth(
     windows = request.windows
     check_cval(image.dtype, cval)
     body = _body(image, workers, stream)
-    counted = _counted(image, nan_policy, mask)
     check_out(out, request.shape, request.dtype, apart_from={"image": image, "mask": mask})
-    if counted is None:
+    if nan_policy == "propagate" and mask is None:
         return body(image, windows, cval, out)
-    filled = image.copy()
-    filled[~counted] = 0
-    total = body(filled, windows, cval, out)
-    with np.errstate(divide="ignore", invalid="ignore"):  # 0 / 0 is the NaN that a window without samples gives
+    # 0 / 0 is the NaN that a window without samples gives.
+    with on_stream(image, stream), np.errstate(divide="ignore", invalid="ignore"):
+        counted = _counted(image, nan_policy, mask)
+        if counted is None:
+            return body(image, windows, cval, out)
+        filled = image.copy()
+        filled[~counted] = 0
+        total = body(filled, windows, cval, out)
         total /= body(counted.astype(image.dtype), windows, 1, None)
     return total
-
-
-def _check_lengths(shape: tuple[int, ...], windows: list[Window]) -> None:
-    for window in windows:
-        if window.output_length(shape[window.axis]) < 1:
-            raise ValueError(
-                f"axis {window.axis} has {shape[window.axis]} samples, fewer than the window's {window.taps}: "
-                f'mode "valid" leaves nothing'
-            )
-
-
-def _output_shape(shape: tuple[int, ...], windows: list[Window]) -> tuple[int, ...]:
-    lengths = list(shape)
-    for window in windows:
-        lengths[window.axis] = window.output_length(lengths[window.axis])
-    return tuple(lengths)
 
 
 def _counted(image: Any, nan_policy: str, mask: Any) -> Any:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.smoothing import DTYPES, MODES, box, gaussian, words
+from kernels.smoothing import DTYPES, MODES, gaussian_filter, uniform_filter, words
 from kernels.smoothing.borders import border_indices
 from kernels.smoothing.window import RUN, Window, box_window, gaussian_windows
 
@@ -57,9 +57,9 @@ class Case:
         """The public function on `image`, an array of any supported library."""
         common = {"mode": self.modes, "cval": self.cval, "axes": self.axes, **options}
         if self.sizes is not None:
-            return box(image, self.sizes, **common)
+            return uniform_filter(image, self.sizes, **common)
         assert self.sigmas is not None
-        return gaussian(image, self.sigmas, order=self.orders or 0, **common)
+        return gaussian_filter(image, self.sigmas, order=self.orders or 0, **common)
 
     def windows(self) -> list[Window]:
         if self.sizes is not None:

@@ -178,6 +178,23 @@ def _in_words(windows: list[Window], sigmas: dict[int, float]) -> list[Window]:
     return [replace(window, words=True, half_weights=found.get(window.axis, window.half_weights)) for window in windows]
 
 
+def output_shape(shape: Sequence[int], windows: Sequence[Window]) -> tuple[int, ...]:
+    lengths = list(shape)
+    for window in windows:
+        lengths[window.axis] = window.output_length(lengths[window.axis])
+    return tuple(lengths)
+
+
+def check_lengths(shape: Sequence[int], windows: Sequence[Window]) -> None:
+    """ValueError if mode "valid" leaves nothing along an axis."""
+    for window in windows:
+        if window.output_length(shape[window.axis]) < 1:
+            raise ValueError(
+                f"axis {window.axis} has {shape[window.axis]} samples, fewer than the window's {window.taps}: "
+                f'mode "valid" leaves nothing'
+            )
+
+
 def result_dtype(dtype: np.dtype, windows: Sequence[Window]) -> np.dtype:
     """Derivatives of integer images are float32; all else has the image's dtype."""
     derived = any(window.derivative for window in windows)

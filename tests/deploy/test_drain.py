@@ -15,7 +15,7 @@ import psutil
 import pytest
 from distributed import Scheduler
 
-from kernels.smoothing import gaussian
+from kernels.smoothing import gaussian_filter
 from pipeline.cluster.dask import worker_processes
 from tests.deploy.waiting import WAIT_S, wait_until
 from tests.images import read_image, write_image
@@ -70,7 +70,7 @@ def test_a_worker_that_leaves_keeps_its_chunks_and_another_goes_on(tmp_path):
     receipt = json.loads(out)
     assert len(set(kept)) == len(kept) < receipt["chunks"]
     assert receipt["stages"]["write"]["bytes"] <= receipt["written_bytes"]  # none was computed twice
-    np.testing.assert_array_equal(read_image(tmp_path / "out.npy"), gaussian(samples, SIGMA, axes=(0, 1)))
+    np.testing.assert_array_equal(read_image(tmp_path / "out.npy"), gaussian_filter(samples, SIGMA, axes=(0, 1)))
 
 
 @pytest.mark.parametrize("noticed", [False, True])

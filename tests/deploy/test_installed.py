@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kernels.smoothing import box
+from kernels.smoothing import uniform_filter
 from pipeline.client import Client
 from tests.deploy.waiting import WAIT_S, wait_until
 from tests.images import read_image, write_image
@@ -140,7 +140,7 @@ def test_the_wheel_serves_in_confinement(installed, tmp_path):
     assert process.returncode == 0, err
     assert "Traceback" not in err
     assert any(message.startswith(b"WATCHDOG=1\n") for message in messages)
-    np.testing.assert_array_equal(read_image(tmp_path / "data" / "out.npy"), box(samples, 7))
+    np.testing.assert_array_equal(read_image(tmp_path / "data" / "out.npy"), uniform_filter(samples, 7))
     receipt = json.loads((tmp_path / "data" / "out.npy.receipt.json").read_text())
     assert receipt["output"] == "/srv/out.npy"
     assert (tmp_path / "state" / "jobs.sqlite").stat().st_size > 0

@@ -18,7 +18,7 @@ import psutil
 import pytest
 from distributed import Client
 
-from kernels.smoothing import box, gaussian
+from kernels.smoothing import gaussian_filter, uniform_filter
 from tests.commands import COMMAND
 from tests.deploy.waiting import wait_until as wait_until_each
 from tests.images import names_in, read_image, write_image
@@ -171,7 +171,7 @@ def test_a_job_that_runs_out_of_time_keeps_its_chunks_and_is_requeued(node):
     done = subprocess.run([*COMMAND, *resumed], cwd=work, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert json.loads(done.stdout)["resumed_chunks"] >= len(kept)
-    np.testing.assert_array_equal(read_image(work / "out.npy"), gaussian(samples, SIGMA, axes=(0, 1)))
+    np.testing.assert_array_equal(read_image(work / "out.npy"), gaussian_filter(samples, SIGMA, axes=(0, 1)))
     assert names_in(work) == ["in.npy", "out.npy", "out.npy.receipt.json"]
 
 
@@ -186,7 +186,7 @@ def test_an_allocation_lends_a_worker_for_each_task_and_takes_them_back(node, tm
         asked = ["run", "smooth", "in.npy", "out.npy", "--size", "7", "--scheduler", address, "--json"]
         done = subprocess.run([*COMMAND, *asked], cwd=node.work, capture_output=True, text=True, check=False)
         assert (done.returncode, done.stderr) == (0, "")
-        np.testing.assert_array_equal(read_image(node.work / "out.npy"), box(samples, 7))
+        np.testing.assert_array_equal(read_image(node.work / "out.npy"), uniform_filter(samples, 7))
         node.warn(job)
         wait_until(lambda: "JobState=COMPLETED" in node.ask("scontrol", "show", "job", job), "the end", story)
         assert "ExitCode=0:0" in node.ask("scontrol", "show", "job", job)

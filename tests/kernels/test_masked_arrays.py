@@ -24,7 +24,7 @@ from kernels.coulomb import Grid, direct
 from kernels.nufft import Nufft, Toeplitz, toeplitz_kernel
 from kernels.proximal import soft_threshold
 from kernels.runtime.arrays import check_out
-from kernels.smoothing import box, gaussian
+from kernels.smoothing import gaussian_filter, uniform_filter
 from kernels.statistics import summarise
 from kernels.wavelet import Wavelet
 
@@ -53,9 +53,9 @@ CALLS: dict[str, tuple[str, np.ndarray, Callable[[Any], Any]]] = {
     "merge": ("second", LINE, lambda second: merge(LINE, second)),
     "quadtree": ("points", LINE.reshape(6, 2), build),
     "tessellation": ("curves", LINE.reshape(2, 3, 2), lambda curves: tessellate(curves, 0.1)),
-    "box": ("image", PLANE, box),
-    "gaussian": ("image", PLANE, lambda image: gaussian(image, 1)),
-    "samples that count": ("mask", np.ones((3, 4), bool), lambda mask: box(PLANE, mask=mask)),
+    "box": ("image", PLANE, uniform_filter),
+    "gaussian": ("image", PLANE, lambda image: gaussian_filter(image, 1)),
+    "samples that count": ("mask", np.ones((3, 4), bool), lambda mask: uniform_filter(PLANE, mask=mask)),
     "statistics": ("image", PLANE, summarise),
     "bfs": ("columns", np.array([1, 0], np.int32), lambda columns: levels(np.arange(3, dtype=np.int32), columns, 0)),
     "spmv": ("x", np.ones(2, np.float32), lambda x: spmv(SPARSE, x)),

@@ -18,7 +18,7 @@ import httpx2
 import numpy as np
 import pytest
 
-from kernels.smoothing import box
+from kernels.smoothing import uniform_filter
 from pipeline import Client
 from pipeline.cli import cli
 from pipeline.engine.run import stream_on_device
@@ -71,7 +71,7 @@ def test_from_python(service, gate):
         assert (job.wait(timeout_s=WAIT_S).state, job.error) == ("succeeded", None)
         assert job.receipt["job"] == job.id
         fetched = job.result(service.parent / "mine.npy")
-        np.testing.assert_array_equal(read_image(fetched), box(read_image(service / "in.npy"), 5))
+        np.testing.assert_array_equal(read_image(fetched), uniform_filter(read_image(service / "in.npy"), 5))
         assert [event["message"] for event in job.log()][-2:] == ["publishing", "succeeded"]
         assert [each.id for each in client.jobs(state="succeeded")] == [job.id]
         assert client.workers()[0]["name"] == "cpu"
@@ -166,7 +166,7 @@ def test_submit_and_wait(service, gate):
     assert json.loads(run("result", found["id"], "--receipt").output)["job"] == found["id"]
     target = service.parent / "fetched.npy"
     assert run("result", found["id"], target).output.strip() == str(target)
-    np.testing.assert_array_equal(read_image(target), box(read_image(service / "in.npy"), 5))
+    np.testing.assert_array_equal(read_image(target), uniform_filter(read_image(service / "in.npy"), 5))
     assert "cpu" in run("workers").output
 
 
@@ -379,7 +379,7 @@ def test_a_result_that_is_a_folder(service, gate):
     (service / "out.zarr" / "link").symlink_to("/etc/passwd")
     target = service.parent / "mine.zarr"
     assert json.loads(run("result", job, target, "--json").output) == {"job": job, "path": str(target)}
-    np.testing.assert_array_equal(read_image(target), box(read_image(service / "in.npy"), 5))
+    np.testing.assert_array_equal(read_image(target), uniform_filter(read_image(service / "in.npy"), 5))
     assert not (target / "link").exists()
     for place in (target, "/"):
         again = run("result", job, place)

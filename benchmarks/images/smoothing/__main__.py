@@ -17,7 +17,7 @@ import numpy as np
 from benchmarks.images.smoothing.inputs import WORKLOADS, Workload
 from benchmarks.options import Options
 from benchmarks.rounds import Rival, band, measure, ratio
-from kernels.smoothing import box, gaussian
+from kernels.smoothing import gaussian_filter, uniform_filter
 
 OURS, COPY = "millrace", "copy"
 
@@ -34,8 +34,8 @@ def _ours(work: Workload, image: Any, workers: int) -> Callable[[], object]:
     out = np.ones_like(image)
     common: dict[str, Any] = {"mode": "mirror", "axes": (0, 1), "out": out, "workers": workers}
     if work.size:
-        return lambda: box(image, work.size, **common)
-    return lambda: gaussian(image, float(work.sigma or 0), **common)
+        return lambda: uniform_filter(image, work.size, **common)
+    return lambda: gaussian_filter(image, float(work.sigma or 0), **common)
 
 
 def _opencv(work: Workload, image: Any, workers: int) -> Callable[[], object] | None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmarks.images.smoothing.inputs import Workload
 from benchmarks.rounds import Rival, queued_seconds
-from kernels.smoothing import box, gaussian
+from kernels.smoothing import gaussian_filter, uniform_filter
 
 NPP_LIBRARIES = ("libnppif.so.13", "libnppif.so.12", "/usr/local/cuda/lib64/libnppif.so")
 NPP_BORDER_REPLICATE = 2
@@ -50,8 +50,8 @@ def _ours(work: Workload, image: Any) -> Work:
     out = cupy.ones_like(image)
     common: dict[str, Any] = {"mode": "mirror", "axes": (0, 1), "out": out}
     if work.size:
-        return lambda: box(image, work.size, **common)
-    return lambda: gaussian(image, float(work.sigma or 0), **common)
+        return lambda: uniform_filter(image, work.size, **common)
+    return lambda: gaussian_filter(image, float(work.sigma or 0), **common)
 
 
 def _copy(image: Any) -> Work:

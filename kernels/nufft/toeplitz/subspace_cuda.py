@@ -56,7 +56,7 @@ class SubspaceConvolution:
         with self.device:
             ours = self.padded != self.shape and all(n in LINES for n in self.padded)
             ours = ours and mixing_fits(self.padded[0], coefficients, shared_bytes_a_block())
-        self.variant = "mixed lines" if ours else "subspace"
+        self.variant = "mixed_lines" if ours else "subspace"
 
     def apply_sense(
         self, images: Any, maps: Any, out: Any, stream: Any, variant: str | None = None, *, add: bool = False
@@ -191,7 +191,7 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType(
             ),
             run=_run,
         ),
-        "mixed lines": Variant(
+        "mixed_lines": Variant(
             summary="the same between our own FFTs of lines, which move neither zeros nor unwanted values",
             entries=tuple(f"cross_mixed<{size}, 2, {element}>" for size in COMPILED for element in ("float", "float2")),
             run=_run_lines,

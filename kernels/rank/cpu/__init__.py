@@ -6,12 +6,13 @@ import math
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.rank.cpu import extremes, networks, ordered, samples
+from kernels.rank.cpu import counts, extremes, networks, ordered, samples
 from kernels.rank.keys import keys_of
 from kernels.rank.task import Axis, Task, axis_of
 from kernels.runtime.arrays import native
@@ -22,11 +23,11 @@ Array = NDArray[Any]
 
 TILE_SAMPLES = 1 << 16  # of a tile with its halo, if the window is not larger than a quarter
 # A thread costs more than it saves below these.
-MIN_SAMPLES_ORDERED, MIN_SAMPLES_BY_ROWS = 1 << 14, 1 << 18
+MIN_SAMPLES, MIN_SAMPLES_BY_ROWS = 1 << 14, 1 << 18
 TILES_PER_WORKER = 4
 MIN_INNER = 64  # samples
-FIRST_CACHE_BYTES, SECOND_CACHE_BYTES = 24 << 10, 512 << 10  # of a core
-MIN_COLUMNS, MOST_COLUMNS = 512, 2048
+SECOND_CACHE_BYTES = 512 << 10  # of a core
+MIN_COLUMNS, MOST_COLUMNS = 2048, 4096
 
 
 def filtered(image: Array, task: Task, out: Array | None, *, workers: int | None = None) -> Array:
@@ -59,12 +60,18 @@ def filtered(image: Array, task: Task, out: Array | None, *, workers: int | None
                 (keys.cval, keys.nan, keys.empty), tile,
             )  # fmt: skip
 
+    @cache
+    def runs_of(begin: int, end: int) -> Array:
+        return samples.runs_of(positions[2][begin : end + task.taps[2] - 1])
+
     def compute_rows(tile: Array) -> None:
         """By whole rows; ordered if there is a NaN."""
-        runs = samples.runs_of(positions[2][tile[0, 3] : tile[1, 3] + task.taps[2] - 1])
-        common = (source, positions, runs, lengths, task.inner, target, out_lengths)
+        common = (source, positions, runs_of(tile[0, 3], tile[1, 3]), lengths, task.inner, target, out_lengths)
         further = (is_float, span[:2], keys.cval, tile)
-        if is_median:
+        done = True
+        if body is counts:
+            counts.counted_tile(*common, task.taps, int(ranks[-1]), keys.cval, tile)
+        elif body is networks:
             done = networks.median_tile(*common, (0,) * task.taps[2], *further)
         else:
             is_minimum = int(task.rank.of(task.samples)) == 0
@@ -74,11 +81,17 @@ def filtered(image: Array, task: Task, out: Array | None, *, workers: int | None
                 compute_ordered(part)
 
     threads = workers or len(os.sched_getaffinity(0))
-    is_median = networks.applies(task)
-    by_rows = is_median or extremes.applies(task)
-    threads = max(1, min(threads, result.size // (MIN_SAMPLES_BY_ROWS if by_rows else MIN_SAMPLES_ORDERED)))
-    steps = _row_steps(task, threads, is_median) if by_rows else _ordered_steps(task)
-    for_each(compute_rows if by_rows else compute_ordered, _cut(steps, ((0,) * 5, task.out_shape)), threads)
+    body = next((each for each in (networks, extremes, counts) if each.applies(task)), ordered)
+    alone = MIN_SAMPLES_BY_ROWS if body in (networks, extremes) else MIN_SAMPLES
+    threads = max(1, min(threads, result.size // alone))
+    if body is ordered:
+        compute, steps = compute_ordered, _ordered_steps(task)
+    else:
+        # Every loop over a row costs a call, so rows are long, but four windows of rows fit the second cache.
+        strip = max(SECOND_CACHE_BYTES // (4 * math.prod(task.taps[:2]) * task.dtype.itemsize), MIN_COLUMNS)
+        strip = {networks: strip, extremes: min(strip, MOST_COLUMNS), counts: counts.STRIP}[body]
+        compute, steps = compute_rows, _row_steps(task, threads, strip)
+    for_each(compute, _cut(steps, ((0,) * 5, task.out_shape)), threads)
     return result
 
 
@@ -102,11 +115,9 @@ def _sources(axis: Axis) -> NDArray[np.int64]:
     return border_indices(at, axis.length, "nearest" if axis.mode == "valid" else axis.mode)
 
 
-def _row_steps(task: Task, threads: int, is_median: bool) -> list[int]:
-    """Sides of tiles of long rows, which fit a core's cache, enough for all threads."""
+def _row_steps(task: Task, threads: int, strip: int) -> list[int]:
+    """Sides of tiles of rows of about `strip` samples, enough for all threads."""
     planes, rows, columns = task.axes
-    size = task.dtype.itemsize
-    strip = max(FIRST_CACHE_BYTES // (4 * columns.taps * size) if is_median else MOST_COLUMNS, MIN_COLUMNS)
     across = -(-columns.out_length * task.inner // strip)
     strip = -(-columns.out_length // across)
     deep = 1 if planes.taps == 1 else max(planes.taps, 8)

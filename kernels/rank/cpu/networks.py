@@ -26,7 +26,7 @@ from kernels.smoothing.cpu.rows import address, generated, written_row
 
 SIZES = (3, 5, 7)
 BLOCK = 64  # samples
-COLUMN, PAIR, RESULT, WHOLE = (0,), (0, 0), (0, 0, 0), (0,)  # steps, by their lengths
+COLUMN, PAIR, RESULT = (0,), (0, 0), (0, 0, 0)  # steps, by their lengths
 
 Value = int  # of a trace: the number of an input or of an operation
 
@@ -153,7 +153,7 @@ def _results(size: int) -> tuple[Trace, list[Value]]:
 
 
 NETWORKS = {(step, size): make(size) for size in (5, 7) for step, make in enumerate((_column, _pair, _results), 1)}
-NETWORKS[1, 3] = _whole(3)
+NETWORKS[len(RESULT), 3] = _whole(3)
 
 
 @generated
@@ -199,9 +199,18 @@ def _network(_typing: Any, step: Any, size: Any, source: Any, origins: Any, targ
 
 
 @compiled
-def _over_row(step: Any, size: Any, source: Any, origins: Any, target: Any, goals: Any, count: int) -> None:
-    for x in range(count):
+def _over_row(step: Any, size: Any, source: Any, origins: Any, target: Any, goals: Any, first: int, end: int) -> None:
+    for x in range(first, end):
         _network(step, size, source, origins, target, goals, x)
+
+
+@compiled
+def _results_of(size: Any, work: Any, origins: Any, target: Any, goals: Any, count: int) -> None:
+    """In whole blocks, so that no loop ends in single samples: the last overlaps the one before."""
+    whole = count // BLOCK * BLOCK
+    _over_row(RESULT, size, work, origins, target, goals, 0, whole)
+    if whole < count:
+        _over_row(RESULT, size, work, origins, target, goals, count - BLOCK, count)
 
 
 @compiled
@@ -219,7 +228,8 @@ def median_tile(
     cval: int,
     tile: Any,
 ) -> bool:
-    """Fill a tile of medians, of all inner samples. Returns whether it did: not if it met a NaN.
+    """Fill a tile of medians, of all inner samples. Returns whether it did: not if it met a NaN. Integers are written
+    where they belong, results of floats as keys first.
 
     runs   : of `samples.runs_of`, for the tile's columns with their halo
     taps   : as many of anything as the window has along both axes
@@ -232,25 +242,24 @@ def median_tile(
     core, held = size - 1, size + 1
     outs = (tile[1, 3] - tile[0, 3]) * inner
     wide = outs + core * inner
-    # Rows are computed in whole blocks, so that no loop ends in single samples.
     blocks = (wide + BLOCK - 1) // BLOCK * BLOCK
     pitch = blocks + BLOCK
     # Rows of samples, sorted columns, pairs of them, results.
     work = np.empty((held + 3 * core + 3) * pitch + core * inner, source.dtype)
     columns, pairs, results = np.empty(core, np.int64), np.empty(2 * core, np.int64), np.empty(2, np.int64)
     column_inputs, pair_inputs = np.empty(core, np.int64), np.empty(2 * core, np.int64)
-    whole_inputs, result_inputs = np.empty(size * held, np.int64), np.empty(core * size + 2 * size, np.int64)
+    inputs, goals = np.empty(size * held, np.int64), np.empty(2, np.int64)
     # Loops: Numba takes seconds to compile arithmetic on arrays.
     for i in range(core):
         columns[i] = (held + i) * pitch
-        result_inputs[core * core + i] = columns[i] + core * inner
+        inputs[core * core + i] = columns[i] + core * inner
     for i in range(2 * core):
         pairs[i] = (held + core + i) * pitch
         pair_inputs[i] = columns[i % core] + i // core * inner
     for i in range(2):
         results[i] = (held + 3 * core + i) * pitch
     for i in range(core * core):
-        result_inputs[i] = pairs[i % (2 * core)] + i // (2 * core) * 2 * inner
+        inputs[i] = pairs[i % (2 * core)] + i // (2 * core) * 2 * inner
     plane, end = tile[0, 0], tile[1, 2]
     read = tile[0, 2]
     for y in range(tile[0, 2], end, 2):
@@ -261,17 +270,21 @@ def median_tile(
             read += 1
         if size == 3:
             for i in range(size * held):
-                whole_inputs[i] = (y + i % held) % held * pitch + i // held * inner
-            _over_row(WHOLE, taps, work, whole_inputs, work, results, blocks)
+                inputs[i] = (y + i % held) % held * pitch + i // held * inner
         else:
             for i in range(core):
                 column_inputs[i] = (y + 1 + i) % held * pitch
             for i in range(size):
-                result_inputs[core * size + i] = y % held * pitch + i * inner
-                result_inputs[core * size + size + i] = (y + size) % held * pitch + i * inner
-            _over_row(COLUMN, taps, work, column_inputs, work, columns, blocks)
-            _over_row(PAIR, taps, work, pair_inputs, work, pairs, blocks)
-            _over_row(RESULT, taps, work, result_inputs, work, results, blocks)
+                inputs[core * size + i] = y % held * pitch + i * inner
+                inputs[core * size + size + i] = (y + size) % held * pitch + i * inner
+            _over_row(COLUMN, taps, work, column_inputs, work, columns, 0, blocks)
+            _over_row(PAIR, taps, work, pair_inputs, work, pairs, 0, blocks)
+        if outs >= BLOCK and y + 1 < end and not is_float:
+            for i in range(2):
+                goals[i] = ((plane * out_lengths[1] + y + i) * out_lengths[2] + tile[0, 3]) * inner
+            _results_of(taps, work, inputs, target, goals, outs)
+            continue
+        _results_of(taps, work, inputs, work, results, blocks)
         for row in range(y, min(y + 2, end)):
             to = ((plane * out_lengths[1] + row) * out_lengths[2] + tile[0, 3]) * inner
             scatter_row(work, results[row - y], is_float, target, to, outs)

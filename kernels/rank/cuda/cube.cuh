@@ -13,9 +13,14 @@
 //      p0 [p1 p2] [p3 p4] p5    ranked among those of p0 for the first result, of the last plane for the second. The
 //                               next two results share [p3 p4].
 //
-// For two results of two rows, a lane starts about 104 minima or maxima, and 690 of SIZE 5. Samples of the next two planes are
-// on their way meanwhile. Of SIZE 3, lanes exchange columns by shuffles; of SIZE 5, all threads of a block wait for each other
-// twice in two planes: for the columns, and for the merged four.
+// For two results of two rows, a lane starts about 104 minima or maxima, and 690 of SIZE 5.
+//
+//   samples of the next two planes .......... registers      on their way during all that follows
+//   each lane      sorts its columns of two planes
+//     |  barrier     of SIZE 5, all threads of the block: columns are in shared memory; of SIZE 3, shuffles within the warp
+//   each lane      of SIZE 5, merges four columns -> shared memory
+//     |  barrier     of SIZE 5, all threads of the block
+//   each lane      windows of both planes -> results of two planes
 #pragma once
 
 #include "gather.cuh"

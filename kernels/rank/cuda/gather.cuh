@@ -1,4 +1,4 @@
-// One result a thread, for any window, dtype and border. Part of rank.cu.
+// One result a thread, for any window, dtype and border. No thread waits for another. Part of rank.cu.
 #pragma once
 
 #include "keys.cuh"

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from kernels.proximal import inner
-from kernels.sense.arrays import namespace
+from kernels.runtime.arrays import namespace
 from kernels.sense.conjugate_gradient import unchanged
 from kernels.sense.regularized.problem import Problem, captured_step, penalty_states
 from kernels.sense.resumption import put

@@ -21,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels.proximal import inner
+from kernels.runtime.arrays import namespace
 from kernels.runtime.repeated import Captured
-from kernels.sense.arrays import namespace
 from kernels.sense.iterate import iterate
 from kernels.sense.regularized.problem import Problem, captured_step, penalty_states
 from kernels.sense.resumption import put

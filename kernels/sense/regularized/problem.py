@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from kernels.runtime.arrays import namespace
 from kernels.runtime.repeated import Captured
-from kernels.sense.arrays import namespace
 from kernels.sense.regularized.penalties import Penalty
 
 

@@ -29,7 +29,7 @@ from kernels.smoothing.cpu import small_box as cpu_small_box
 from kernels.smoothing.cpu import words as cpu_words
 from kernels.smoothing.cpu.resample import CpuPasses
 from kernels.smoothing.cpu.rows import Axis, Tile, row_pitch
-from kernels.smoothing.window import Window, extended, result_dtype
+from kernels.smoothing.window import Window, extended, output_shape, result_dtype
 
 Array = NDArray[Any]
 
@@ -76,10 +76,7 @@ def smooth(
     workers : threads, default one per core; 1 computes in the calling thread. The bits do not depend on it.
     """
     dtype = image.dtype.newbyteorder("=")
-    shape = [*image.shape]
-    for window in windows:
-        shape[window.axis] = window.output_length(shape[window.axis])
-    result = np.empty(shape, result_dtype(dtype, windows)) if out is None else out
+    result = np.empty(output_shape(image.shape, windows), result_dtype(dtype, windows)) if out is None else out
     if not windows:
         result[...] = image
         return result
@@ -95,7 +92,7 @@ def smooth(
         in_runs = dtype.kind == "f" and any(window.is_long_box for window in group)
         method = _run_box(divisor, dtype) if in_runs else usual
         sweep = _sweep(source.shape, group)
-        target = result if last else np.empty(_swept_shape(source.shape, group), method.precision)
+        target = result if last else np.empty(output_shape(source.shape, group), method.precision)
         parameters = method.parameters(sweep, first, last)
         _compute(method, sweep, parameters, source, border, target, workers)
         if not last:
@@ -267,13 +264,6 @@ def _axis(length: int, window: Window | None) -> Axis:
     low = border_indices(np.arange(-window.before, 0), length, window.mode)
     high = border_indices(np.arange(length, length + window.after), length, window.mode)
     return Axis(length, length, -window.before, window.taps, low, high)
-
-
-def _swept_shape(shape: tuple[int, ...], windows: tuple[Window, ...]) -> tuple[int, ...]:
-    lengths = list(shape)
-    for window in windows:
-        lengths[window.axis] = window.output_length(lengths[window.axis])
-    return tuple(lengths)
 
 
 def _swept_border(method: Method, windows: tuple[Window, ...], first: bool, source: Array, border: Any) -> Any:

@@ -17,7 +17,8 @@ from kernels.smoothing.cuda import far, fused, ladder, passes
 from kernels.smoothing.cuda.boxes import run_plane, running, runs, streamed, sweep, tree
 from kernels.smoothing.cuda.coarse import resample
 from kernels.smoothing.cuda.gaussians import tensor, wide, words
-from kernels.smoothing.window import MAX_TAPS, Window, extended, result_dtype
+from kernels.smoothing.cuda.ladder import naive
+from kernels.smoothing.window import MAX_TAPS, Window, extended, output_shape, result_dtype
 
 # The contract fixes every rounding, so the compiler must not contract multiplications and additions.
 OPTIONS = ("--fmad=false",)
@@ -74,7 +75,7 @@ def smooth(
         return out
     with on_stream(image, stream) as current:
         if out is None:
-            out = cupy.empty(_output_shape(image.shape, windows), result_dtype(image.dtype, windows))
+            out = cupy.empty(output_shape(image.shape, windows), result_dtype(image.dtype, windows))
         source, windows = extended(cupy.ascontiguousarray(image), windows, cval, cupy)
         if not windows:
             cupy.copyto(out, source)
@@ -138,13 +139,6 @@ def _fastest(shape: tuple[int, ...], dtype: np.dtype, windows: tuple[Window, ...
     return [found for found in VARIANTS.values() if found.can_filter(shape, dtype, windows)][-1]
 
 
-def _output_shape(shape: Sequence[int], windows: Sequence[Window]) -> tuple[int, ...]:
-    lengths = list(shape)
-    for window in windows:
-        lengths[window.axis] = window.output_length(lengths[window.axis])
-    return tuple(lengths)
-
-
 def _run_decimated(image: Any, windows: Sequence[Window], cval: float, out: Any, stream: Any) -> Sequence[Any]:
     def directly(values: Any, coarse: Sequence[Window], fill: float, smoothed: Any) -> None:
         _chosen(None, values, coarse).run(values, coarse, fill, smoothed, stream)
@@ -181,8 +175,8 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType(
         ),
         "naive": Variant(
             summary="one thread per result, every tap from global memory",
-            entries=(*passes.DIRECT_ENTRIES, *passes.pass_entries("box_gather", "gauss_gather", single_box=False)),
-            run=passes.run_naive,
+            entries=naive.ENTRIES,
+            run=naive.run,
         ),
         "tiled": Variant(
             summary="both axes at once, taps from a tile with its halo in shared memory",

@@ -1,4 +1,5 @@
-// Windows of more than 255 taps, one axis per pass. Part of smoothing.cu, which defines Axis.
+// Windows of more than 255 taps, one axis per pass. A result a thread, which waits for no other. Part of smoothing.cu, which
+// defines Axis.
 #pragma once
 
 #include "borders.cuh"

@@ -10,6 +10,12 @@
 // Each thread filters four neighbouring columns from registers, which hold the rows of the window; the sums go through
 // shared memory to threads that each filter a segment of one row, again from registers. So each sample is read once
 // (except for halos, from L2) and written once, and nothing else leaves the chip.
+//
+//   copies of the next rows ......... stage        asynchronous; floats of short windows have two stages
+//     |  barrier        the step's rows are in their stage; the last step's sums have been read
+//   each thread       four columns, from registers -> sums
+//     |  barrier        the sums are complete, and the stage is free: the next copies begin
+//   each warp         its rows: sums -> results in their place -> memory; only its lanes wait for each other
 
 // Gauss: weights at distance 0 … RADIUS. Zeros beyond the reach add nothing to integers, but 0 times infinity is NaN, so for
 // floats RADIUS is the reach. Box over integers: 1 or 0 for each of the 2 RADIUS + 1 places. SQUARE has no weights.

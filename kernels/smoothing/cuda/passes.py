@@ -1,5 +1,5 @@
 """Smoothing with one axis per pass, from device memory to device memory: the arguments and launches of these kernels of
-smoothing.cu, and of box_direct, which sums the whole window of integers at once."""
+smoothing.cu."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import numpy as np
 
 from kernels.runtime.launch import kernel
 from kernels.smoothing.axis_rounding import NO_ROUNDING, AxisRounding, axis_roundings, filtered_constant
-from kernels.smoothing.borders import MODES
 from kernels.smoothing.cuda.axis import Axis, axis_of
 from kernels.smoothing.cuda.boxes import runs, streamed
 from kernels.smoothing.window import Window
@@ -38,17 +37,6 @@ C_SCALARS = {
     "float64": ctypes.c_double,
 }
 SUM_TYPES = {"uint32": "unsigned", "uint64": "unsigned long long", "float32": "float", "float64": "double"}
-
-
-class Axes(ctypes.Structure):
-    """struct Axes of smoothing.cu."""
-
-    _fields_ = (
-        ("axis", Axis * 3),
-        ("between", ctypes.c_longlong * 3),
-        ("inner", ctypes.c_longlong),
-        ("total", ctypes.c_longlong),
-    )
 
 
 class FloatRounding(ctypes.Structure):
@@ -143,7 +131,7 @@ def divisor(step: Pass, sums: str) -> Any:
     return C_SCALARS[sums](np.dtype(sums).type(1 / step.samples if step.last else 1))
 
 
-def _weights(step: Pass, sums: str) -> Any:
+def weights_of(step: Pass, sums: str) -> Any:
     half = step.window.half_weights
     assert half is not None
     weights = DoubleWeights() if sums == "float64" else FloatWeights()
@@ -152,23 +140,14 @@ def _weights(step: Pass, sums: str) -> Any:
     return weights
 
 
-def _blocks(total: int, each: int) -> tuple[int]:
+def blocks_of(total: int, each: int) -> tuple[int]:
     return (min(-(-total // each), MAX_BLOCKS),)
-
-
-def run_gather(image: Any, windows: Sequence[Window], cval: float, out: Any, stream: Any) -> None:
-    sums = sum_type(image.dtype, windows)
-    for step in passes_of(image, windows, cval, out, sums):
-        gaussian = step.window.half_weights is not None
-        entry = step.entry("gauss_gather" if gaussian else "box_gather", sums)
-        finish = _weights(step, sums) if gaussian else divisor(step, sums)
-        launch_gather(entry, step, (C_SCALARS[sums](step.fill), finish), stream)
 
 
 def launch_gather(entry: str, step: Pass, parameters: tuple[Any, ...], stream: Any) -> None:
     """A kernel with one thread per result."""
     args = (step.source, step.target, step.axis, *parameters)
-    kernel("smoothing", entry).launch(_blocks(step.target.size, THREADS), (THREADS,), args, stream=stream)
+    kernel("smoothing", entry).launch(blocks_of(step.target.size, THREADS), (THREADS,), args, stream=stream)
 
 
 def run_separable(image: Any, windows: Sequence[Window], cval: float, out: Any, stream: Any) -> None:
@@ -176,13 +155,13 @@ def run_separable(image: Any, windows: Sequence[Window], cval: float, out: Any, 
     for step in passes_of(image, windows, cval, out, sums):
         gaussian = step.window.half_weights is not None
         entry = step.entry("gauss_separable" if gaussian else "box_separable", sums)
-        finish = _weights(step, sums) if gaussian else divisor(step, sums)
+        finish = weights_of(step, sums) if gaussian else divisor(step, sums)
         axis, size = step.axis, TILE_BYTES // np.dtype(sums).itemsize
         axis.columns = _tile_columns(axis, size)
         outputs = size // axis.columns - axis.taps + 1
         tiles = axis.outer * -(-axis.out_length // outputs) * -(-axis.inner // axis.columns)
         args = (step.source, step.target, axis, C_SCALARS[sums](step.fill), finish, ctypes.c_longlong(tiles))
-        kernel("smoothing", entry).launch(_blocks(tiles, 1), (THREADS,), args, stream=stream)
+        kernel("smoothing", entry).launch(blocks_of(tiles, 1), (THREADS,), args, stream=stream)
 
 
 def run_streamed(image: Any, windows: Sequence[Window], cval: float, out: Any, stream: Any) -> Sequence[Any]:
@@ -209,30 +188,6 @@ def _tile_columns(axis: Axis, size: int) -> int:
     return columns
 
 
-def run_naive(image: Any, windows: Sequence[Window], cval: float, out: Any, stream: Any) -> None:
-    if windows[0].half_weights is not None or image.dtype.kind == "f" or len(windows) > 3:
-        run_gather(image, windows, cval, out, stream)
-        return
-    axes = Axes(total=out.size)
-    shape, before = image.shape, 0
-    for place, window in enumerate(windows, start=3 - len(windows)):
-        axis = window.axis
-        axes.between[place] = math.prod(shape[before:axis])
-        axes.axis[place] = Axis(
-            length=shape[axis], inner=math.prod(shape[axis + 1 :]), out_length=out.shape[axis],
-            before=window.before, taps=window.taps, mode=MODES.index(window.mode),
-        )  # fmt: skip
-        before = axis + 1
-    for place in range(3 - len(windows)):
-        axes.between[place] = 1
-        axes.axis[place] = Axis(length=1, inner=0, out_length=1, before=0, taps=1, mode=0)
-    axes.inner = math.prod(shape[before:])
-    samples = math.prod(window.taps for window in windows)
-    args = (image, out, axes, ctypes.c_int(int(cval)), ctypes.c_uint64(samples))
-    entry = f"box_direct<{type_name(image.dtype)}>"
-    kernel("smoothing", entry).launch(_blocks(out.size, THREADS), (THREADS,), args, stream=stream)
-
-
 def pass_entries(box: str, gauss: str, *, single_box: bool) -> tuple[str, ...]:
     """Every combination of types in the passes of a family.
 
@@ -248,6 +203,3 @@ def pass_entries(box: str, gauss: str, *, single_box: bool) -> tuple[str, ...]:
     for sample in ("unsigned char", "unsigned short", "short"):
         entries += [f"{gauss}<{a}, float, {b}>" for a, b in ((sample, sample), (sample, "float"), ("float", sample))]
     return (*entries, *(f"{family}<{real}, {real}, {real}>" for family in (box, gauss) for real in ("float", "double")))
-
-
-DIRECT_ENTRIES = tuple(f"box_direct<{sample}>" for sample in ("unsigned char", "unsigned short", "short"))

@@ -7,15 +7,14 @@ as they are: no result of a Gaussian is rounded to the image's integers on the w
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import numpy as np
 from pydantic import Field
 
-from kernels.smoothing import box as box_filter
-from kernels.smoothing import gaussian as gaussian_filter
+from kernels import composites
+from kernels.smoothing import gaussian_filter, uniform_filter
 from kernels.smoothing.window import Window, box_window, gaussian_windows
 from pipeline.formats.image.base import ImageHeader
 from pipeline.workloads.common.extents import OR_TEXT
@@ -43,10 +42,8 @@ Gaussian = tuple[Sequence[float], Sequence[int]]  # deviation, for all axes or f
 
 
 def _operator(**options: Any) -> Callable[[Callable[..., Any]], Any]:
-    """Infinities and NaN go through without warnings."""
-    silent = np.errstate(divide="ignore", invalid="ignore", over="ignore")
     usual: dict[str, Any] = {"computes_in": computed_in_floats, "missing_as_nan": True}
-    return lambda function: image_operator(silent(function), **usual | options)
+    return lambda function: image_operator(function, **usual | options)
 
 
 def _each(name: str, values: Any, axes: int) -> tuple[Any, ...]:
@@ -69,44 +66,53 @@ def _policy(asked: Any) -> str:
     return getattr(asked, "nan_policy", "propagate")
 
 
+def _widest(
+    gaussians: Sequence[Gaussian], axes: Any, dtype: Any = np.float32, *, nan_policy: str
+) -> list[tuple[int, int]]:
+    """The most samples that any of these Gaussians looks at before and after along each axis."""
+    found = [_windows(each, axes, dtype, nan_policy=nan_policy) for each in gaussians]
+    return [
+        (max(each.before for each in along), max(each.after for each in along)) for along in zip(*found, strict=True)
+    ]
+
+
 def _reach_of(gaussians: Callable[..., list[Gaussian]]) -> Callable[[Any, int], Reach]:
     """Samples that the Gaussians of an operator's parameters look at along each axis."""
-
-    def reach(asked: Any, axes: int) -> Reach:
-        policy = _policy(asked)
-        found = [_windows(each, range(axes), nan_policy=policy) for each in gaussians(axes, **asked.own())]
-        return [
-            (max(each.before for each in along), max(each.after for each in along))
-            for along in zip(*found, strict=True)
-        ]
-
-    return reach
-
-
-def _smoothed(block: Any, of: Gaussian, axes: Any, edges: Edges, stream: Any, nan_policy: str = "propagate") -> Any:
-    """A Gaussian of the wanted part of a block, in float32 or float64."""
-    sigma, orders = of
-    if block.dtype.kind != "f":
-        block = block.astype(np.float32)
-    part, offset = _looked_at(block, of, axes, edges, ["valid"] * len(axes), nan_policy)
-    sigmas = _each("sigma", sigma, len(axes))
-    options: dict[str, Any] = {"order": orders, "axes": axes, "offset": offset, "nan_policy": nan_policy}
-    return gaussian_filter(part, sigmas, mode="valid", workers=1, stream=stream, **options)
+    return lambda asked, axes: _widest(gaussians(axes, **asked.own()), range(axes), nan_policy=_policy(asked))
 
 
 def _looked_at(
-    block: Any, of: Gaussian, axes: Any, edges: Edges, border_modes: Sequence[str], nan_policy: str
-) -> tuple[Any, list[int]]:
-    """The part of a block that a Gaussian in its dtype looks at, and its first coordinates. Halos are those of float32,
+    block: Any, reach: Reach, axes: Any, edges: Edges, border_modes: Sequence[str]
+) -> tuple[Any, tuple[int, ...]]:
+    """The part of a block that Gaussians of this reach look at, and its first coordinates. Halos are those of float32,
     which has the longest windows; axes of other modes than valid are not cut."""
     cut, offset = [slice(0, n) for n in block.shape], []
-    windows = _windows(of, axes, block.dtype, nan_policy=nan_policy)
-    for axis, window, mode in zip(axes, windows, border_modes, strict=True):
-        before, after = edges.halo[axis]
+    for axis, (before, after), mode in zip(axes, reach, border_modes, strict=True):
+        halo = edges.halo[axis]
         if mode == "valid":
-            cut[axis] = slice(before - window.before, block.shape[axis] - (after - window.after))
+            cut[axis] = slice(halo[0] - before, block.shape[axis] - (halo[1] - after))
         offset.append(edges.first[axis] + cut[axis].start)
-    return block[tuple(cut)], offset
+    return block[tuple(cut)], tuple(offset)
+
+
+def _apply(
+    function: Callable[..., Any],
+    block: Any,
+    gaussians: Sequence[Gaussian],
+    sigmas: Sequence[Any],
+    *others: Any,
+    axes: Any,
+    edges: Edges,
+    nan_policy: str = "propagate",
+    **options: Any,
+) -> None:
+    """Fill `out` with a function of `kernels.composites`, which computes these Gaussians in floats."""
+    dtype, border_modes = block.dtype if block.dtype.kind == "f" else np.float32, ["valid"] * len(axes)
+    reach = _widest(gaussians, axes, dtype, nan_policy=nan_policy)
+    part, offset = _looked_at(block, reach, axes, edges, border_modes)
+    each = [_each("sigma", sigma, len(axes)) for sigma in sigmas]
+    options |= {"mode": border_modes, "axes": axes, "offset": offset, "nan_policy": nan_policy, "workers": 1}
+    function(part, *each, *others, **options)
 
 
 def _described(gaussians: Callable[..., list[Gaussian]]) -> Callable[..., dict[str, str]]:
@@ -114,7 +120,7 @@ def _described(gaussians: Callable[..., list[Gaussian]]) -> Callable[..., dict[s
 
     def describe(asked: Any, axes: Sequence[int], within: np.dtype[Any], header: ImageHeader) -> dict[str, str]:
         letters, result = [header.axes[axis] for axis in axes], header.dtype
-        if gaussians is not _derived:  # see `_smoothed`
+        if gaussians is not _derived:  # see `_apply`
             within = result = within if within.kind == "f" else np.dtype(np.float32)
         found: dict[str, list[str]] = {}
         for sigma, orders in gaussians(len(axes), **asked.own()):
@@ -178,9 +184,10 @@ def gaussian(
     """Smooth with a Gaussian, or take derivatives of the smoothed image."""
     assert axes is not None
     found, sigmas = modes(block, out, axes), _each("sigma", sigma, len(axes))
-    of = _derived(len(axes), sigma=sigma, order=order)[0]
-    part, offset = _looked_at(block, of, axes, edges, found, nan_policy)
-    options: dict[str, Any] = {"axes": axes, "offset": offset, "order": of[1], "nan_policy": nan_policy}
+    of = _derived(len(axes), sigma=sigma, order=order)
+    reach = _widest(of, axes, block.dtype, nan_policy=nan_policy)
+    part, offset = _looked_at(block, reach, axes, edges, found)
+    options: dict[str, Any] = {"axes": axes, "offset": offset, "order": of[0][1], "nan_policy": nan_policy}
     gaussian_filter(part, sigmas, mode=found, out=out, workers=1, stream=stream, **options)
 
 
@@ -209,7 +216,7 @@ def box(
     assert axes is not None
     options: dict[str, Any] = {"axes": axes, "nan_policy": nan_policy, "out": out, "workers": 1, "stream": stream}
     options["offset"] = [edges.first[axis] for axis in axes]
-    box_filter(block, _each("size", size or (3,), len(axes)), mode=modes(block, out, axes), **options)
+    uniform_filter(block, _each("size", size or (3,), len(axes)), mode=modes(block, out, axes), **options)
 
 
 @_operator(**_of(_two), dtype=_float_of)
@@ -224,15 +231,12 @@ def dog(
     out: Any,
     stream: Any,
     edges: Any,
-    xp: Any,
 ) -> None:
     """Difference of two Gaussians: keep structures of about --sigma, without their background."""
     assert axes is not None
     both = _two(len(axes), sigma=sigma, ratio=ratio)
-    narrow, wide = (_smoothed(block, each, axes, edges, stream, nan_policy) for each in both)
-    out[...] = narrow - wide
-    if nan_policy == "omit":
-        xp.copyto(out, np.nan, where=xp.isnan(edges.wanted(block)))
+    options = {"axes": axes, "edges": edges, "nan_policy": nan_policy, "out": out, "stream": stream}
+    _apply(composites.difference_of_gaussians, block, both, [each for each, _ in both], **options)
 
 
 @_operator(**_of(_second_derivatives), dtype=_float_of, missing_as_nan=False)
@@ -240,7 +244,7 @@ def log(block: Any, *, sigma: Sigma = (2.0,), axes: Axes = None, out: Any, strea
     """Laplacian of Gaussian: the sum of the smoothed image's second derivatives, negative on bright spots."""
     assert axes is not None
     derivatives = _second_derivatives(len(axes), sigma=sigma)
-    out[...] = sum(_smoothed(block, each, axes, edges, stream) for each in derivatives)
+    _apply(composites.gaussian_laplace, block, derivatives, [sigma], axes=axes, edges=edges, out=out, stream=stream)
 
 
 @_operator(**_of(_one), keeps_range=False)
@@ -255,17 +259,11 @@ def unsharp(
     out: Any,
     stream: Any,
     edges: Any,
-    xp: Any,
 ) -> None:
     """Sharpen by an unsharp mask: add the difference from the smoothed image; integers saturate."""
     assert axes is not None
-    smooth = _smoothed(block, (sigma, (0,) * len(axes)), axes, edges, stream, nan_policy)
-    image = edges.wanted(block).astype(smooth.dtype)
-    sharp = image + smooth.dtype.type(amount) * (image - smooth)
-    if out.dtype.kind != "f":
-        ends = np.iinfo(out.dtype)
-        sharp = xp.rint(sharp).clip(ends.min, ends.max)
-    out[...] = sharp
+    options = {"axes": axes, "edges": edges, "nan_policy": nan_policy, "out": out, "stream": stream}
+    _apply(composites.unsharp_mask, block, _one(len(axes), sigma=sigma), [sigma], amount, **options)
 
 
 @_operator(**_of(_one), dtype=_float_of, name="subtract-background")
@@ -279,12 +277,11 @@ def subtract_background(
     out: Any,
     stream: Any,
     edges: Any,
-    xp: Any,
 ) -> None:
     """Subtract the background, a wide Gaussian of the image."""
     assert axes is not None
-    background = _smoothed(block, (sigma, (0,) * len(axes)), axes, edges, stream, nan_policy)
-    xp.subtract(edges.wanted(block), background, out=out)
+    options = {"axes": axes, "edges": edges, "nan_policy": nan_policy, "out": out, "stream": stream}
+    _apply(composites.subtract_background, block, _one(len(axes), sigma=sigma), [sigma], **options)
 
 
 @_operator(**_of(_one), dtype=_float_of, name="divide-background")
@@ -298,12 +295,11 @@ def divide_background(
     out: Any,
     stream: Any,
     edges: Any,
-    xp: Any,
 ) -> None:
     """Divide by the background, a wide Gaussian of the image: uneven light becomes even."""
     assert axes is not None
-    background = _smoothed(block, (sigma, (0,) * len(axes)), axes, edges, stream, nan_policy)
-    xp.divide(edges.wanted(block), background, out=out)
+    options = {"axes": axes, "edges": edges, "nan_policy": nan_policy, "out": out, "stream": stream}
+    _apply(composites.divide_background, block, _one(len(axes), sigma=sigma), [sigma], **options)
 
 
 @_operator(halo=_box_reach, dtype=_float_of, anchored=_has_long_side)
@@ -317,29 +313,9 @@ def deviation(
     out: Any,
     stream: Any,
     edges: Any,
-    xp: Any,
 ) -> None:
     """Take the standard deviation over a box around each pixel, a measure of contrast, texture and noise."""
     assert axes is not None
-    sizes = _each("size", size or (3,), len(axes))
-    options: dict[str, Any] = {"mode": "valid", "axes": axes, "workers": 1, "stream": stream}
+    options: dict[str, Any] = {"axes": axes, "nan_policy": nan_policy, "out": out, "workers": 1, "stream": stream}
     options["offset"] = [edges.first[axis] for axis in axes]
-
-    def total(values: Any) -> Any:
-        """Over each box. Sums of integers are made exact again, so that even images have no deviation."""
-        found = box_filter(values, sizes, **options) * math.prod(sizes)
-        if block.dtype.kind == "f" and nan_policy != "omit":
-            return found
-        whole = xp.rint(found)
-        if block.dtype.kind != "f":
-            return whole
-        # Of an image whose missing samples are NaN: integers come as float64.
-        return xp.where(abs(found - whole) <= abs(found) * 2.0**-50, whole, found)
-
-    samples, count = block.astype(np.float64), math.prod(sizes)
-    if nan_policy == "omit":
-        missing = xp.isnan(samples)
-        samples[missing] = 0
-        count = total((~missing).astype(np.float64))
-    mean, squares = total(samples), total(samples * samples)
-    out[...] = xp.sqrt(xp.maximum(count * squares - mean * mean, 0)) / count
+    composites.deviation_filter(block, _each("size", size or (3,), len(axes)), mode="valid", **options)

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.smoothing import box, gaussian
+from kernels.smoothing import gaussian_filter, uniform_filter
 from kernels.smoothing.window import Window, box_window, gaussian_windows
 from pipeline.codecs.packed import PackedBlocks
 from pipeline.errors import InputError, OutputError, ParameterError
@@ -249,11 +249,11 @@ class SmoothingJob:
         }
         try:
             if asked.filter == "box":
-                box(samples, self._values("size"), **options)
+                uniform_filter(samples, self._values("size"), **options)
             else:
                 radius = None if asked.radius is None else self._values("radius")
                 options["order"] = self._values("order")
-                gaussian(samples, self._values("sigma"), truncate=self._truncate, radius=radius, **options)
+                gaussian_filter(samples, self._values("sigma"), truncate=self._truncate, radius=radius, **options)
         except ValueError as error:
             where = f"samples {chunk.region.start} to {chunk.region.stop}"
             way_out = "replace them, or choose another --nan-policy"

@@ -31,7 +31,9 @@ from tests.kernels.rank.cases import defined, same_bits, samples_of
 # shape, axes, sizes: primes, windows of even size, larger than the image, and along axes that are not neighbours.
 WINDOWS: tuple[tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]], ...] = (
     ((17, 23), (0, 1), (3, 3)),
-    ((13, 19), (0, 1), (5, 5)),
+    ((7, 31, 3), (0, 1), (3, 3)),
+    ((13, 83), (0, 1), (5, 5)),
+    ((11, 71), (0, 1), (7, 7)),
     ((11, 13), (0, 1), (7, 7)),
     ((11, 13), (1, 0), (2, 5)),
     ((29,), (0,), (7,)),
@@ -182,6 +184,20 @@ def test_a_part_gives_what_the_whole_gives(data: st.DataObject) -> None:
     y, x = data.draw(st.integers(0, shape[0] - 1)), data.draw(st.integers(0, shape[1] - 1))
     part = percentile_filter(whole[y:, x:], percentile, sizes, **options)
     same_bits(part, found[y:, x:])
+
+
+@pytest.mark.parametrize(
+    ("shape", "sizes"),
+    [((19, 300, 2), (9, 12)), ((3, 5), (257, 255)), ((1, 90), (1, 255)), ((40, 3), (70, 2))],
+    ids=str,
+)
+def test_boxes_of_bytes(shape: tuple[int, ...], sizes: tuple[int, int]) -> None:
+    """Strips, channels, and windows of as many samples as counts hold."""
+    for image in (samples_of(shape, "uint8"), np.full(shape, 200, np.uint8)):
+        for percentile in (50.0, 3.0):
+            found = percentile_filter(image, percentile, sizes, axes=(0, 1), mode="mirror")
+            expected = defined(image, np.ones(sizes, bool), (0, 1), ("mirror",) * 2, percentile=percentile)
+            same_bits(found, expected, f"{percentile}")
 
 
 @pytest.mark.parametrize("size", [3, 5, 9])

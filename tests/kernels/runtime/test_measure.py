@@ -58,6 +58,7 @@ def test_an_upper_bound_is_no_step() -> None:
 @pytest.mark.parametrize("operation", kernels.names())
 def test_every_ladder_names_variants_of_its_operation(operation: str) -> None:
     variants = cuda_module(operation).VARIANTS
+    assert all(name.isidentifier() for name in variants), "a variant is named without spaces"
     for ladder in ladders_of(operation):
         assert isinstance(ladder, Ladder)
         assert ladder.variants, f"{operation}, {ladder.name}: no variants"

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kernels.smoothing import BORDER_MODES, DTYPES, MODES, box, gaussian
+from kernels.smoothing import BORDER_MODES, DTYPES, MODES, gaussian_filter, uniform_filter
 from kernels.smoothing.cases import Case, cases
 from kernels.smoothing.cuda import VARIANTS, smooth
 from kernels.smoothing.cuda.boxes import tree
@@ -66,11 +66,15 @@ def test_random_filters_match_the_cpu_bit_by_bit(cupy: Any, dtype: str, seed: in
     sizes = [int(size) for size in rng.integers(1, 100 if seed % 2 else 10, 2)]
     options: dict[str, Any] = {"mode": modes, "channel_axis": 2, "cval": 3}
     np.testing.assert_array_equal(
-        cupy.asnumpy(box(cupy.asarray(image), sizes, **options)), box(image, sizes, **options), strict=True
+        cupy.asnumpy(uniform_filter(cupy.asarray(image), sizes, **options)),
+        uniform_filter(image, sizes, **options),
+        strict=True,
     )
     sigmas = list(rng.uniform(0.3, 5 if seed % 2 else 2, 2))
     np.testing.assert_array_equal(
-        cupy.asnumpy(gaussian(cupy.asarray(image), sigmas, **options)), gaussian(image, sigmas, **options), strict=True
+        cupy.asnumpy(gaussian_filter(cupy.asarray(image), sigmas, **options)),
+        gaussian_filter(image, sigmas, **options),
+        strict=True,
     )
 
 
@@ -107,8 +111,8 @@ def test_gaussians_of_the_farthest_reach_of_wide_match_the_cpu_bit_by_bit(cupy: 
             shape=(97, columns, channels), dtype=dtype, axes=(0, 1), sigmas=(8.0, 8.0), modes=(mode,) * 2
         ).image()
         options: dict[str, Any] = {"radius": 32, "mode": mode, "cval": 6, "channel_axis": 2}
-        found = cupy.asnumpy(gaussian(cupy.asarray(image), 8, **options))
-        np.testing.assert_array_equal(found, gaussian(image, 8, **options), strict=True)
+        found = cupy.asnumpy(gaussian_filter(cupy.asarray(image), 8, **options))
+        np.testing.assert_array_equal(found, gaussian_filter(image, 8, **options), strict=True)
 
 
 @pytest.mark.parametrize("sizes", [(3, 3), (5, 5), (7, 7), (9, 9), (4, 9), (9, 2), (1, 6)])
@@ -217,8 +221,10 @@ def test_run_planes_match_the_cpu_bit_by_bit(cupy: Any, sizes: tuple[int, int]) 
             shape = shapes[index % 4]
         image = np.random.default_rng(index).standard_normal(shape).astype(np.float32)
         options: dict[str, Any] = {"axes": (0, 1), "mode": (first, second), "cval": 6, "offset": (3 * index, 7 * index)}
-        got = cupy.asnumpy(box(cupy.asarray(image), sizes, **options))
-        np.testing.assert_array_equal(got, box(image, sizes, **options), err_msg=f"{shape} {options}", strict=True)
+        got = cupy.asnumpy(uniform_filter(cupy.asarray(image), sizes, **options))
+        np.testing.assert_array_equal(
+            got, uniform_filter(image, sizes, **options), err_msg=f"{shape} {options}", strict=True
+        )
 
 
 @pytest.mark.parametrize("size", [31, 63, 119, 127])
@@ -228,8 +234,8 @@ def test_boxes_of_floats_at_pointers_of_any_alignment(cupy: Any, size: int, offs
     image = cupy.empty(values.size + offset, np.float32)[offset:].reshape(values.shape)
     target = cupy.empty(values.size + 4, np.float32)[4 - offset : values.size + 4 - offset].reshape(values.shape)
     image[...] = cupy.asarray(values)
-    box(image, size, mode="wrap", out=target)
-    np.testing.assert_array_equal(cupy.asnumpy(target), box(values, size, mode="wrap"), strict=True)
+    uniform_filter(image, size, mode="wrap", out=target)
+    np.testing.assert_array_equal(cupy.asnumpy(target), uniform_filter(values, size, mode="wrap"), strict=True)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
@@ -240,7 +246,9 @@ def test_squares_keep_a_nan_or_infinity_in_the_windows_that_hold_it(cupy: Any, b
     for row, column in zip(rows, columns, strict=True):
         image[row, column] = bad
     np.testing.assert_array_equal(
-        cupy.asnumpy(box(cupy.asarray(image), size, mode="constant")), box(image, size, mode="constant"), strict=True
+        cupy.asnumpy(uniform_filter(cupy.asarray(image), size, mode="constant")),
+        uniform_filter(image, size, mode="constant"),
+        strict=True,
     )
 
 
@@ -250,8 +258,8 @@ def test_a_nan_or_infinity_stays_in_the_windows_that_hold_it(cupy: Any, bad: flo
     image = np.random.default_rng(1).standard_normal((67, 101)).astype(np.float32)
     image[33, 41] = bad
     for result in (
-        box(cupy.asarray(image), size, mode="wrap"),
-        gaussian(cupy.asarray(image), 1.0, radius=size // 2, mode="wrap"),
+        uniform_filter(cupy.asarray(image), size, mode="wrap"),
+        gaussian_filter(cupy.asarray(image), 1.0, radius=size // 2, mode="wrap"),
     ):
         reached = np.zeros(image.shape, bool)
         reached[33 - size // 2 : 34 + size // 2, 41 - size // 2 : 42 + size // 2] = True
@@ -265,7 +273,9 @@ def test_rows_and_pointers_of_any_alignment(cupy: Any, dtype: str, shape: tuple[
     """Nothing is written beside the output."""
     values = np.random.default_rng(7).integers(0, 256, shape).astype(dtype)
     channel_axis = 2 if len(shape) == 3 else None
-    filters: list[Any] = [(box, size) for size in (3, 9, 31)] + [(gaussian, sigma) for sigma in (1.0, 4.0, 5.8)]
+    filters: list[Any] = [(uniform_filter, size) for size in (3, 9, 31)] + [
+        (gaussian_filter, sigma) for sigma in (1.0, 4.0, 5.8)
+    ]
     for filtered, parameter in filters:
         expected = filtered(values, parameter, mode=mode, channel_axis=channel_axis)
         for offset, out_offset in ((1, 0), (0, 1), (2, 7), (3, 3), (5, 16), (8, 13)):
@@ -282,8 +292,8 @@ def test_rows_and_pointers_of_any_alignment(cupy: Any, dtype: str, shape: tuple[
 def test_a_view_that_is_not_contiguous(cupy: Any) -> None:
     image = np.random.default_rng(2).integers(0, 65536, (90, 70, 3)).astype(np.uint16)
     view = cupy.asarray(image).transpose(1, 0, 2)[::2, 5:, ::-1]
-    expected = box(np.ascontiguousarray(image.transpose(1, 0, 2)[::2, 5:, ::-1]), 5, channel_axis=2)
-    np.testing.assert_array_equal(cupy.asnumpy(box(view, 5, channel_axis=2)), expected, strict=True)
+    expected = uniform_filter(np.ascontiguousarray(image.transpose(1, 0, 2)[::2, 5:, ::-1]), 5, channel_axis=2)
+    np.testing.assert_array_equal(cupy.asnumpy(uniform_filter(view, 5, channel_axis=2)), expected, strict=True)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -331,7 +341,11 @@ def test_kernels_in_a_row_see_what_those_before_them_wrote(cupy: Any, dtype: str
 
     def smoothed(image: Any, out: Any = None) -> Any:
         options: dict[str, Any] = {"mode": "mirror", "axes": (0, 1), "out": out}
-        return box(image, what["size"], **options) if "size" in what else gaussian(image, what["sigma"], **options)
+        return (
+            uniform_filter(image, what["size"], **options)
+            if "size" in what
+            else gaussian_filter(image, what["sigma"], **options)
+        )
 
     for place, source in enumerate(sources):
         smoothed(smoothed(source, between[place % 2]), results[place])
@@ -342,14 +356,14 @@ def test_kernels_in_a_row_see_what_those_before_them_wrote(cupy: Any, dtype: str
 def test_fused_allocates_nothing(cupy: Any) -> None:
     image = cupy.zeros((512, 512, 3), cupy.uint16)
     out = cupy.empty_like(image)
-    box(image, 3, channel_axis=2, out=out)
+    uniform_filter(image, 3, channel_axis=2, out=out)
     pool = cupy.get_default_memory_pool()
-    gaussian(image, 4.0, channel_axis=2, out=out)
+    gaussian_filter(image, 4.0, channel_axis=2, out=out)
     before = pool.total_bytes(), pool.used_bytes()
     with cupy.cuda.using_allocator(_refuse):
-        box(image, 3, channel_axis=2, out=out)
-        gaussian(image, 1.0, channel_axis=2, out=out)
-        gaussian(image, 4.0, channel_axis=2, out=out)
+        uniform_filter(image, 3, channel_axis=2, out=out)
+        gaussian_filter(image, 1.0, channel_axis=2, out=out)
+        gaussian_filter(image, 4.0, channel_axis=2, out=out)
     assert (pool.total_bytes(), pool.used_bytes()) == before
 
 
@@ -361,7 +375,11 @@ def test_a_call_repeated_takes_the_arrays_and_the_stream_it_is_given(cupy: Any) 
     """Launches are cached, so the key must include everything else that they depend on."""
     rng = np.random.default_rng(6)
     images = [rng.integers(0, 65536, (97, 211, 3)).astype(np.uint16) for _ in range(3)]
-    calls: list[tuple[Any, dict[str, Any]]] = [(box, {"size": 3}), (box, {"size": 31}), (gaussian, {"sigma": 1.0})]
+    calls: list[tuple[Any, dict[str, Any]]] = [
+        (uniform_filter, {"size": 3}),
+        (uniform_filter, {"size": 31}),
+        (gaussian_filter, {"sigma": 1.0}),
+    ]
     for function, what in calls:
         for image, cval, mode in product(images, (0, 1, 65535), ("constant", "wrap")):
             options = {"mode": mode, "cval": cval, "channel_axis": 2, **what}
@@ -378,16 +396,16 @@ def test_a_call_repeated_takes_the_arrays_and_the_stream_it_is_given(cupy: Any) 
 def test_many_threads_repeat_one_call(cupy: Any) -> None:
     rng = np.random.default_rng(7)
     images = [rng.integers(0, 256, (64, 300, 3)).astype(np.uint8) for _ in range(8)]
-    box(cupy.asarray(images[0]), 31, channel_axis=2, out=cupy.empty((64, 300, 3), cupy.uint8))
+    uniform_filter(cupy.asarray(images[0]), 31, channel_axis=2, out=cupy.empty((64, 300, 3), cupy.uint8))
 
     def worker(image: Any) -> None:
         on_device, out = cupy.asarray(image), cupy.empty((64, 300, 3), cupy.uint8)
         stream = cupy.cuda.Stream(non_blocking=True)
         cupy.cuda.Device().synchronize()
         for _ in range(50):
-            box(on_device, 31, channel_axis=2, out=out, stream=stream)
+            uniform_filter(on_device, 31, channel_axis=2, out=out, stream=stream)
         stream.synchronize()
-        np.testing.assert_array_equal(cupy.asnumpy(out), box(image, 31, channel_axis=2), strict=True)
+        np.testing.assert_array_equal(cupy.asnumpy(out), uniform_filter(image, 31, channel_axis=2), strict=True)
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(worker, images))
@@ -402,12 +420,12 @@ def test_many_threads_at_once(cupy: Any) -> None:
         ready.wait(60)
         stream = cupy.cuda.Stream(non_blocking=True)
         with stream:
-            return [cupy.asnumpy(box(cupy.asarray(image), size, channel_axis=2)) for size in (3, 5, 11) * 5]
+            return [cupy.asnumpy(uniform_filter(cupy.asarray(image), size, channel_axis=2)) for size in (3, 5, 11) * 5]
 
     with ThreadPoolExecutor(8) as pool:
         for image, results in zip(images, pool.map(worker, images), strict=True):
             for size, result in zip((3, 5, 11) * 5, results, strict=True):
-                np.testing.assert_array_equal(result, box(image, size, channel_axis=2), strict=True)
+                np.testing.assert_array_equal(result, uniform_filter(image, size, channel_axis=2), strict=True)
 
 
 def test_a_variant_that_does_not_apply_is_refused(cupy: Any) -> None:
@@ -429,7 +447,9 @@ def test_offsets_past_two_to_the_31(cupy: Any) -> None:
     for variant in ("fused", "separable"):
         case = Case(shape=image.shape, dtype="uint8", axes=(0, 1), sizes=(3, 3), modes=("nearest",) * 2)
         result = smooth(image, case.windows(), 0, None, variant=variant)
-        np.testing.assert_array_equal(cupy.asnumpy(result[-18:]), box(tail, 3, mode="nearest")[-18:], strict=True)
+        np.testing.assert_array_equal(
+            cupy.asnumpy(result[-18:]), uniform_filter(tail, 3, mode="nearest")[-18:], strict=True
+        )
         assert not cupy.asnumpy(result[:-14].any())
         del result
         cupy.get_default_memory_pool().free_all_blocks()
@@ -451,7 +471,7 @@ def test_gaussians_past_two_to_the_31(cupy: Any, variant: str, dtype: str, sigma
     image[-12:] = cupy.random.default_rng(5).integers(0, np.iinfo(dtype).max, (12, columns), dtype=dtype, endpoint=True)
     case = Case(shape=image.shape, dtype=dtype, axes=(0, 1), sigmas=sigmas, modes=("nearest",) * 2)
     result = smooth(image, case.windows(), 0, None, variant=variant)
-    expected = gaussian(cupy.asnumpy(image[-40:]), sigmas, mode="nearest")
+    expected = gaussian_filter(cupy.asnumpy(image[-40:]), sigmas, mode="nearest")
     np.testing.assert_array_equal(cupy.asnumpy(result[-20:]), expected[-20:], strict=True)
     assert not cupy.asnumpy(result[:-23].any())
 
@@ -463,5 +483,7 @@ def test_running_boxes_past_two_to_the_31(cupy: Any) -> None:
     tail = cupy.asnumpy(image[-100:])
     case = Case(shape=image.shape, dtype="uint8", axes=(0, 1), sizes=(31, 31), modes=("nearest",) * 2)
     result = smooth(image, case.windows(), 0, None, variant="running")
-    np.testing.assert_array_equal(cupy.asnumpy(result[-80:]), box(tail, 31, mode="nearest")[-80:], strict=True)
+    np.testing.assert_array_equal(
+        cupy.asnumpy(result[-80:]), uniform_filter(tail, 31, mode="nearest")[-80:], strict=True
+    )
     assert not cupy.asnumpy(result[:-80].any())

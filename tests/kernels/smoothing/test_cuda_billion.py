@@ -8,7 +8,7 @@ Gaussians take real weights, not the kernels' quantised ones.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import count, product
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from kernels.smoothing.borders import border_indices
 from kernels.smoothing.cases import Case
 from kernels.smoothing.cuda import smooth
 from kernels.smoothing.window import Window
+from tests.kernels.large_images import LEAST_SAMPLES, OFFSETS, at_offset, poisoned, prime_from
 
 pytestmark = pytest.mark.gpu
 
@@ -28,8 +29,6 @@ DTYPES = ("uint8", "uint16", "int16", "float32")
 # Box sizes, and reaches of Gaussians that end at 4 sigma: they cover every kernel in production.
 BANDS = {"box": ((2, 9), (10, 63), (64, 255)), "gaussian": ((1, 8), (9, 32), (33, 127))}
 IMAGES = 3  # of each dtype, number of channels and band
-LEAST_SAMPLES = 3_800_000  # of an image
-OFFSETS = 8  # samples past the start of an allocation where inputs and results may begin
 PARAMETERS = [
     (dtype, channels, kind, band)
     for dtype, channels in product(DTYPES, range(1, 5))
@@ -46,8 +45,8 @@ def _cases(dtype: str, channels: int, kind: str, band: int) -> Iterator[Case]:
     for number in range(IMAGES):
         pair = (IMAGES * place + number) * 7 % len(MODES) ** 2
         modes = (MODES[pair // len(MODES)], MODES[pair % len(MODES)])
-        columns = _prime_from(int(rng.integers(600, 3200)))
-        rows = _prime_from(-(-LEAST_SAMPLES // (columns * channels)))
+        columns = prime_from(int(rng.integers(600, 3200)))
+        rows = prime_from(-(-LEAST_SAMPLES // (columns * channels)))
         shape = (rows, columns, channels) if channels > 1 else (rows, columns)
         reaches = tuple(int(reach) for reach in rng.integers(low, high + 1, 2))
         if number == 0:
@@ -56,10 +55,6 @@ def _cases(dtype: str, channels: int, kind: str, band: int) -> Iterator[Case]:
         if kind == "gaussian":
             what = {"sigmas": tuple((reach + float(rng.uniform(-0.4, 0.4))) / 4 for reach in reaches)}
         yield Case(shape=shape, dtype=dtype, axes=(0, 1), modes=modes, cval=int(rng.integers(0, 256)), **what)
-
-
-def _prime_from(least: int) -> int:
-    return next(n for n in count(least) if all(n % k for k in range(2, int(n**0.5) + 1)))
 
 
 @pytest.fixture(scope="module")
@@ -94,8 +89,8 @@ def test_bits_of_the_cpu_and_exact_values(cupy: Any, dtype: str, channels: int, 
     for number, case in enumerate(_cases(dtype, channels, kind, band)):
         values = case.image()
         expected = cupy.asarray(case.apply(values))
-        image = _at_offset(cupy, cupy.asarray(values), (3 * number + channels) % OFFSETS)
-        holder, out = _poisoned(cupy, expected, (5 * number + band) % OFFSETS)
+        image = at_offset(cupy, cupy.asarray(values), (3 * number + channels) % OFFSETS)
+        holder, out = poisoned(cupy, expected.shape, expected.dtype, (5 * number + band) % OFFSETS)
         bits = f"u{out.itemsize}"
         for call in ("first", "second"):  # the second may repeat the recorded launches of the first
             out.view(np.uint8)[...] = 0xA5
@@ -105,19 +100,6 @@ def test_bits_of_the_cpu_and_exact_values(cupy: Any, dtype: str, channels: int, 
         _check_exact(cupy, case, image, out)
         out.view(np.uint8)[...] = 0xA5
         assert bool((holder == 0xA5).all()), f"{case.name}: something was written outside of the result"
-
-
-def _at_offset(cupy: Any, values: Array, offset: int) -> Array:
-    """A copy that starts `offset` samples after an aligned address."""
-    copy = cupy.empty(values.size + OFFSETS, values.dtype)[offset : offset + values.size].reshape(values.shape)
-    copy[...] = values
-    return copy
-
-
-def _poisoned(cupy: Any, like: Array, offset: int) -> tuple[Array, Array]:
-    """Bytes that no result contains, with room for a result among them."""
-    holder = cupy.full((like.size + OFFSETS) * like.itemsize, 0xA5, np.uint8)
-    return holder, holder.view(like.dtype)[offset : offset + like.size].reshape(like.shape)
 
 
 def _check_exact(cupy: Any, case: Case, image: Array, result: Array) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kernels.smoothing import BORDER_MODES, DTYPES, box, gaussian
+from kernels.smoothing import BORDER_MODES, DTYPES, gaussian_filter, uniform_filter
 from kernels.smoothing.decimation import decimation
 
 pytestmark = pytest.mark.gpu
@@ -38,8 +38,8 @@ def test_decimated_gaussians_match_the_cpu_bit_by_bit(
     for index, mode in enumerate(BORDER_MODES):
         image = noise((331 + index, 523 - 11 * index, channels), dtype)
         options: dict[str, Any] = {"mode": mode, "cval": 5, "channel_axis": 2, "offset": (3 * index, 7 * index)}
-        got = cupy.asnumpy(gaussian(cupy.asarray(image), sigmas, **options))
-        np.testing.assert_array_equal(got, gaussian(image, sigmas, **options), strict=True)
+        got = cupy.asnumpy(gaussian_filter(cupy.asarray(image), sigmas, **options))
+        np.testing.assert_array_equal(got, gaussian_filter(image, sigmas, **options), strict=True)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -47,14 +47,20 @@ def test_decimated_gaussians_match_the_cpu_bit_by_bit(
 def test_volumes_match_the_cpu_bit_by_bit(cupy: Any, dtype: str, shape: tuple[int, ...]) -> None:
     image = noise(shape, dtype)
     for sigmas, mode in product(((9.0, 0, 12.0), (8.5, 20.0, 9.0)), BORDER_MODES):
-        got = cupy.asnumpy(gaussian(cupy.asarray(image), sigmas, mode=mode))
-        np.testing.assert_array_equal(got, gaussian(image, sigmas, mode=mode), strict=True)
-    np.testing.assert_array_equal(cupy.asnumpy(box(cupy.asarray(image), 301)), box(image, 301), strict=True)
+        got = cupy.asnumpy(gaussian_filter(cupy.asarray(image), sigmas, mode=mode))
+        np.testing.assert_array_equal(got, gaussian_filter(image, sigmas, mode=mode), strict=True)
+    np.testing.assert_array_equal(
+        cupy.asnumpy(uniform_filter(cupy.asarray(image), 301)), uniform_filter(image, 301), strict=True
+    )
 
 
 @pytest.mark.parametrize(
     ("smoothed", "widths"),
-    [*((gaussian, sigmas) for sigmas in ((9.0, 9.0), (13.0, 30.0), (60.0, 140.0))), (box, (40, 30)), (box, (127, 300))],
+    [
+        *((gaussian_filter, sigmas) for sigmas in ((9.0, 9.0), (13.0, 30.0), (60.0, 140.0))),
+        (uniform_filter, (40, 30)),
+        (uniform_filter, (127, 300)),
+    ],
 )
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_repeated_calls_have_the_same_bits(cupy: Any, dtype: str, smoothed: Any, widths: tuple[float, float]) -> None:
@@ -80,8 +86,8 @@ def test_wide_boxes_match_the_cpu_bit_by_bit(cupy: Any, dtype: str, sizes: tuple
     for index, mode in enumerate(BORDER_MODES):
         image = noise((331, 523 + index % 3, (1, 3)[index % 2]), dtype)
         options: dict[str, Any] = {"mode": mode, "cval": 5, "channel_axis": 2, "offset": (3 * index, 7 * index)}
-        got = cupy.asnumpy(box(cupy.asarray(image), sizes, **options))
-        np.testing.assert_array_equal(got, box(image, sizes, **options), strict=True)
+        got = cupy.asnumpy(uniform_filter(cupy.asarray(image), sizes, **options))
+        np.testing.assert_array_equal(got, uniform_filter(image, sizes, **options), strict=True)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -91,8 +97,8 @@ def test_wide_boxes_of_several_bands_and_lines_a_block_match_the_cpu_bit_by_bit(
 ) -> None:
     for sizes, mode in (((257, 1023), "reflect"), ((511, 5001), "constant"), ((300, 272), "valid")):
         image, options = noise(shape, dtype), {"mode": mode, "cval": 5, "offset": (3, 9)}
-        got = cupy.asnumpy(box(cupy.asarray(image), sizes, **options))
-        np.testing.assert_array_equal(got, box(image, sizes, **options), strict=True)
+        got = cupy.asnumpy(uniform_filter(cupy.asarray(image), sizes, **options))
+        np.testing.assert_array_equal(got, uniform_filter(image, sizes, **options), strict=True)
 
 
 @pytest.mark.parametrize("columns", [9000, 9001])
@@ -102,8 +108,8 @@ def test_wide_boxes_of_several_strips_and_bands_match_the_cpu_bit_by_bit(cupy: A
     for sizes, mode in (((257, 301), "reflect"), ((23, 260), "constant"), ((97, 1023), "valid")):
         image = noise((301, columns, 3), dtype)
         options: dict[str, Any] = {"mode": mode, "cval": 5, "channel_axis": 2}
-        got = cupy.asnumpy(box(cupy.asarray(image), sizes, **options))
-        np.testing.assert_array_equal(got, box(image, sizes, **options), strict=True)
+        got = cupy.asnumpy(uniform_filter(cupy.asarray(image), sizes, **options))
+        np.testing.assert_array_equal(got, uniform_filter(image, sizes, **options), strict=True)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -111,16 +117,16 @@ def test_direct_gaussians_of_any_reach_match_the_cpu_bit_by_bit(cupy: Any, dtype
     image = noise((97, 311, 3), dtype)
     for mode in BORDER_MODES:
         options: dict[str, Any] = {"mode": mode, "cval": 5, "channel_axis": 2, "truncate": 3.0}
-        got = cupy.asnumpy(gaussian(cupy.asarray(image), (60, 90), **options))
-        np.testing.assert_array_equal(got, gaussian(image, (60, 90), **options), strict=True)
+        got = cupy.asnumpy(gaussian_filter(cupy.asarray(image), (60, 90), **options))
+        np.testing.assert_array_equal(got, gaussian_filter(image, (60, 90), **options), strict=True)
 
 
 def test_a_piece_of_a_large_image_has_the_bits_of_the_whole(cupy: Any) -> None:
     image = cupy.asarray(noise((2000, 1700, 3), "uint16"))
-    whole = gaussian(image, 21.0, channel_axis=2)
+    whole = gaussian_filter(image, 21.0, channel_axis=2)
     options: dict[str, Any] = {"mode": ("valid", "reflect"), "channel_axis": 2}
     before, after = decimation(21.0, np.dtype(np.float32)).extent
     for start, stop in ((101, 900), (777, 1413)):
-        piece = gaussian(image[start:stop], 21.0, offset=(start, 0), **options)
+        piece = gaussian_filter(image[start:stop], 21.0, offset=(start, 0), **options)
         assert len(piece) == stop - start - before - after > 0
         assert (piece == whole[start + before : stop - after]).all()

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kernels.smoothing import MODES, gaussian
+from kernels.smoothing import MODES, gaussian_filter
 from kernels.smoothing.cases import Case
 from kernels.smoothing.cuda import VARIANTS, smooth
 
@@ -63,5 +63,5 @@ def test_pointers_of_any_alignment(cupy: Any, channels: int, offset: int) -> Non
             cupy.zeros(image.size + 16, "uint16")[at : at + image.size].reshape(image.shape) for at in (source, target)
         )
         moved[...] = cupy.asarray(image)
-        gaussian(moved, 4.0, channel_axis=2, out=out)
-        np.testing.assert_array_equal(cupy.asnumpy(out), gaussian(image, 4.0, channel_axis=2))
+        gaussian_filter(moved, 4.0, channel_axis=2, out=out)
+        np.testing.assert_array_equal(cupy.asnumpy(out), gaussian_filter(image, 4.0, channel_axis=2))

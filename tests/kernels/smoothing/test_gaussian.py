@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 from scipy import ndimage
 
-from kernels.smoothing import BORDER_MODES, DTYPES, cpu, gaussian
+from kernels.smoothing import BORDER_MODES, DTYPES, cpu, gaussian_filter
 from kernels.smoothing.window import gaussian_radius, gaussian_windows
 from tests.kernels.smoothing.noise import noise
 
@@ -22,11 +22,11 @@ seeds = st.integers(0, 2**32 - 1)
 @given(seed=seeds, height=sides, width=sides, radius=st.integers(1, 12), data=st.data())
 def test_a_strip_with_its_halo_equals_the_whole(dtype, seed, height, width, radius, data) -> None:
     image = noise(seed, (height, width, 3), dtype)
-    whole = gaussian(image, 2.0, radius=radius, mode="nearest", channel_axis=-1)
+    whole = gaussian_filter(image, 2.0, radius=radius, mode="nearest", channel_axis=-1)
     first = data.draw(st.integers(0, height - 1))
     last = data.draw(st.integers(first + 1, height))
     extended = np.pad(image, [(radius, radius), (0, 0), (0, 0)], "edge")
-    strip = gaussian(
+    strip = gaussian_filter(
         extended[first : last + 2 * radius], 2.0, radius=radius, mode=("valid", "nearest"), channel_axis=-1
     )
     assert_array_equal(strip, whole[first:last])
@@ -38,9 +38,9 @@ def test_workers_do_not_change_the_bits(dtype: str, shape: tuple[int, ...], monk
     monkeypatch.setattr(cpu, "MIN_SAMPLES_PER_WORKER", 1000)
     image = noise(1, shape, dtype)
     channel_axis = -1 if shape[-1] == 3 else None
-    alone = gaussian(image, 1.5, channel_axis=channel_axis, workers=1)
+    alone = gaussian_filter(image, 1.5, channel_axis=channel_axis, workers=1)
     for workers in (2, 3, 5):
-        assert_array_equal(gaussian(image, 1.5, channel_axis=channel_axis, workers=workers), alone)
+        assert_array_equal(gaussian_filter(image, 1.5, channel_axis=channel_axis, workers=workers), alone)
 
 
 @pytest.mark.parametrize("dtype", INTEGERS)
@@ -49,7 +49,7 @@ def test_workers_do_not_change_the_bits(dtype: str, shape: tuple[int, ...], monk
 def test_a_constant_stays_constant(dtype, share, sigma, height, width) -> None:
     held = np.iinfo(dtype)
     image = np.full((height, width), round(held.min + share * (held.max - held.min)), dtype)
-    assert_array_equal(gaussian(image, sigma), image)
+    assert_array_equal(gaussian_filter(image, sigma), image)
 
 
 @settings(max_examples=100, deadline=None)
@@ -69,7 +69,7 @@ def test_nan_and_infinity_stay_in_their_windows(dtype: str, bad: float, radius: 
     image = noise(2, (41, 43), dtype)
     spoilt = image.copy()
     spoilt[20, 17] = bad
-    clean, got = gaussian(image, 2.0, radius=radius), gaussian(spoilt, 2.0, radius=radius)
+    clean, got = gaussian_filter(image, 2.0, radius=radius), gaussian_filter(spoilt, 2.0, radius=radius)
     touched = np.zeros(image.shape, bool)
     touched[20 - radius : 21 + radius, 17 - radius : 18 + radius] = True
     assert_array_equal(got[~touched], clean[~touched])
@@ -81,7 +81,7 @@ def test_nan_and_infinity_stay_in_their_windows(dtype: str, bad: float, radius: 
 @pytest.mark.parametrize("options", [{}, {"truncate": 2.5}, {"radius": 6}])
 def test_agrees_with_scipy(dtype: str, mode: str, options: dict) -> None:
     image = noise(3, (61, 47), dtype)
-    ours = gaussian(image, (1.5, 2.0), mode=mode, cval=2, **options).astype(np.float64)
+    ours = gaussian_filter(image, (1.5, 2.0), mode=mode, cval=2, **options).astype(np.float64)
     theirs = ndimage.gaussian_filter(image.astype(np.float64), (1.5, 2.0), mode=mode, cval=2, **options)
     if np.dtype(dtype).kind == "f":
         assert_allclose(ours, theirs, rtol=1e-5 if dtype == "float32" else 1e-11, atol=1e-6)
@@ -95,7 +95,7 @@ def test_omitting_nan_weighs_the_rest(dtype: str) -> None:
     image[np.random.default_rng(5).random(image.shape) < 0.3] = np.nan
     image[:12, :12] = np.nan
     counted = ~np.isnan(image)
-    got = gaussian(image, 1.0, nan_policy="omit")
+    got = gaussian_filter(image, 1.0, nan_policy="omit")
     exact = [ndimage.gaussian_filter(np.where(counted, x, 0).astype(float), 1.0) for x in (image, 1)]
     weighted = np.divide(exact[0], exact[1], out=np.full(image.shape, np.nan), where=exact[1] > 0)
     assert_allclose(got, weighted, rtol=1e-4, atol=1e-5)
@@ -108,4 +108,4 @@ def test_the_default_reach_is_scipys() -> None:
 
 def test_a_sigma_too_small_to_reach_a_neighbour_changes_nothing() -> None:
     image = noise(6, (9, 11), "uint16")
-    assert_array_equal(gaussian(image, 0.1), image)
+    assert_array_equal(gaussian_filter(image, 0.1), image)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 from scipy import ndimage
 
-from kernels.smoothing import BORDER_MODES, DTYPES, box, gaussian
+from kernels.smoothing import BORDER_MODES, DTYPES, gaussian_filter, uniform_filter
 from kernels.smoothing.decimation import BYTE_WEIGHT_ERROR, WEIGHT_ERROR, Decimation, decimation
 from kernels.smoothing.window import gaussian_windows
 from tests.kernels.smoothing.noise import noise
@@ -82,7 +82,7 @@ def test_the_weights_are_the_gaussians_at_every_phase(sigma: float, bytewise: bo
 @pytest.mark.parametrize("sigmas", [(9.0, 30.0), (0.0, 14.0), (70.0, 7.7)])
 def test_is_within_the_bound_of_scipys_float64(dtype: str, mode: str, sigmas: tuple[float, float]) -> None:
     image = noise(1, (61, 47), dtype)
-    ours = gaussian(image, sigmas, mode=mode, cval=2).astype(np.float64)
+    ours = gaussian_filter(image, sigmas, mode=mode, cval=2).astype(np.float64)
     theirs = ndimage.gaussian_filter(image.astype(np.float64), sigmas, mode=mode, cval=2, truncate=8)
     bound = 1e-5 * np.ptp(image) if np.dtype(dtype).kind == "f" else 0.6
     assert np.abs(ours - theirs).max() <= bound
@@ -91,7 +91,7 @@ def test_is_within_the_bound_of_scipys_float64(dtype: str, mode: str, sigmas: tu
 @pytest.mark.parametrize("dtype", ["uint16", "int16", "float32"])
 def test_every_third_sample_is_within_the_bound_of_scipys_float64(dtype: str) -> None:
     image = noise(2, (61, 47), dtype)
-    ours = gaussian(image, (5.9, 7.0), mode=("reflect", "wrap"), offset=(1, 2)).astype(np.float64)
+    ours = gaussian_filter(image, (5.9, 7.0), mode=("reflect", "wrap"), offset=(1, 2)).astype(np.float64)
     theirs = ndimage.gaussian_filter(image.astype(np.float64), (5.9, 7.0), mode=("reflect", "wrap"), truncate=8)
     bound = 1e-5 * np.ptp(image) if np.dtype(dtype).kind == "f" else 0.6
     assert np.abs(ours - theirs).max() <= bound
@@ -103,12 +103,12 @@ def test_every_third_sample_is_within_the_bound_of_scipys_float64(dtype: str) ->
 def test_pieces_at_any_offset_equal_the_whole(dtype: str, seed: int, data: st.DataObject, sigma: float) -> None:
     image = noise(seed, (23, 31, 2), dtype)
     where = data.draw(st.integers(-50, 50))
-    whole = gaussian(image, sigma, mode="nearest", channel_axis=-1, offset=where)
+    whole = gaussian_filter(image, sigma, mode="nearest", channel_axis=-1, offset=where)
     (window, _) = gaussian_windows((0, 1), (sigma,) * 2, ("nearest",) * 2, image.dtype)
     first = data.draw(st.integers(0, 22))
     last = data.draw(st.integers(first + 1, 23))
     extended = np.pad(image, [(window.before, window.after), (0, 0), (0, 0)], "edge")
-    piece = gaussian(
+    piece = gaussian_filter(
         extended[first : last + window.taps - 1], sigma, mode=("valid", "nearest"), channel_axis=-1,
         offset=(where + first - window.before, where),
     )  # fmt: skip
@@ -126,7 +126,7 @@ def test_pieces_of_long_boxes_equal_the_whole(
     image = noise(seed, (23, 31, 2), dtype)
     where = data.draw(st.tuples(st.integers(-50, 50), st.integers(-50, 50)))
     options = {"channel_axis": -1, "cval": 5}
-    whole = box(image, sizes, mode=mode, offset=where, **options)
+    whole = uniform_filter(image, sizes, mode=mode, offset=where, **options)
     cuts, margins, first = [], [], []
     for length, size, place in zip(image.shape, sizes, where, strict=False):
         start = data.draw(st.integers(0, length - 1))
@@ -137,7 +137,7 @@ def test_pieces_of_long_boxes_equal_the_whole(
     further = {"constant_values": 5} if mode == "constant" else {}
     extended = np.pad(image, [*margins, (0, 0)], names[mode], **further)
     piece = extended[tuple(slice(cut.start, cut.stop + sum(margin)) for cut, margin in zip(cuts, margins, strict=True))]
-    assert_array_equal(box(piece, sizes, mode="valid", offset=first, **options), whole[tuple(cuts)])
+    assert_array_equal(uniform_filter(piece, sizes, mode="valid", offset=first, **options), whole[tuple(cuts)])
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -148,7 +148,7 @@ def test_a_long_box_keeps_nan_and_infinity_in_their_windows(dtype: str, axis: in
     spoilt = image.copy()
     place = (293, 311)[axis]
     np.moveaxis(spoilt, axis, 0)[place] = bad
-    clean, got = (np.moveaxis(box(each, 289, axes=axis), axis, 0) for each in (image, spoilt))
+    clean, got = (np.moveaxis(uniform_filter(each, 289, axes=axis), axis, 0) for each in (image, spoilt))
     touched = slice(place - 144, place + 145)
     assert_array_equal(np.delete(got, touched, 0), np.delete(clean, touched, 0))
     assert_array_equal(got[touched], np.full(got[touched].shape, bad, dtype))
@@ -175,7 +175,7 @@ def test_the_coarsest_grid_is_filled_up_to_a_multiple(sigma: float, first: int, 
 def test_a_constant_stays_constant(dtype: str, share: float, sigma: float) -> None:
     held = np.iinfo(dtype)
     image = np.full((19, 23), round(held.min + share * (held.max - held.min)), dtype)
-    assert_array_equal(gaussian(image, sigma), image)
+    assert_array_equal(gaussian_filter(image, sigma), image)
 
 
 @pytest.mark.parametrize(
@@ -205,7 +205,7 @@ def test_integers_stay_within_the_bound_on_the_worst_images(sigma: float, dtype:
         line = np.zeros(length, dtype)
         line[first : first + len(weights)] = np.where(weights > real / real.sum(), most, 0)
         for image in (np.tile(line, (2, 1)), np.tile(most - line, (2, 1))):
-            got = gaussian(image, sigma, mode="nearest").astype(np.float64)
+            got = gaussian_filter(image, sigma, mode="nearest").astype(np.float64)
             exact = ndimage.gaussian_filter(image.astype(np.float64), sigma, mode="nearest", truncate=8)
             assert np.abs(got - exact).max() <= 0.6
 
@@ -214,7 +214,7 @@ def test_integers_stay_within_the_bound_on_the_worst_images(sigma: float, dtype:
 @pytest.mark.parametrize("options", [{"truncate": 4.0}, {"radius": 260}, {"truncate": 3, "mode": "wrap"}])
 def test_a_given_end_of_the_kernel_is_scipys(dtype: str, options: dict) -> None:
     image = noise(2, (41, 600), dtype)
-    ours = gaussian(image, (0, 70), **options).astype(np.float64)
+    ours = gaussian_filter(image, (0, 70), **options).astype(np.float64)
     theirs = ndimage.gaussian_filter(image.astype(np.float64), (0, 70), **options)
     assert np.abs(ours - theirs).max() <= (0.9 if dtype == "uint16" else 1e-5)
 
@@ -222,9 +222,9 @@ def test_a_given_end_of_the_kernel_is_scipys(dtype: str, options: dict) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_sigma_0_leaves_an_axis_as_it_is(dtype: str) -> None:
     image = noise(3, (19, 23), dtype)
-    assert_array_equal(gaussian(image, 0), image)
-    assert_array_equal(gaussian(image, (0, 2.0)), gaussian(image, 2.0, axes=1))
-    assert_array_equal(gaussian(image, (9.0, 0)), gaussian(image, 9.0, axes=0))
+    assert_array_equal(gaussian_filter(image, 0), image)
+    assert_array_equal(gaussian_filter(image, (0, 2.0)), gaussian_filter(image, 2.0, axes=1))
+    assert_array_equal(gaussian_filter(image, (9.0, 0)), gaussian_filter(image, 9.0, axes=0))
 
 
 @pytest.mark.parametrize("dtype", ["uint16", "float32", "float64"])
@@ -238,7 +238,7 @@ def test_derivatives_are_scipys(
 ) -> None:
     """Within 1e-6 of the largest that the derivative's weights could make of samples of this size."""
     image = noise(5, (61, 47), dtype)
-    found = gaussian(image, sigmas, order=orders, mode=mode)
+    found = gaussian_filter(image, sigmas, order=orders, mode=mode)
     assert found.dtype == (dtype if np.dtype(dtype).kind == "f" else np.float32)
     exact, largest = image.astype(np.float64), float(np.abs(image.astype(np.float64)).max())
     impulse = np.zeros(2001)
@@ -254,12 +254,12 @@ def test_derivatives_are_scipys(
 @given(data=st.data(), sigma=st.sampled_from([1.5, 9.0, 27.0]), order=st.integers(1, 3))
 def test_pieces_of_a_derivative_equal_the_whole(data: st.DataObject, sigma: float, order: int) -> None:
     image = noise(6, (23, 31), "uint16")
-    whole = gaussian(image, sigma, order=(order, 1), mode="wrap", offset=(5, 0))
+    whole = gaussian_filter(image, sigma, order=(order, 1), mode="wrap", offset=(5, 0))
     (window, _) = gaussian_windows((0, 1), (sigma,) * 2, ("wrap",) * 2, image.dtype, orders=(order, 1))
     first = data.draw(st.integers(0, 22))
     last = data.draw(st.integers(first + 1, 23))
     extended = np.pad(image, [(window.before, window.after), (0, 0)], "wrap")
-    piece = gaussian(
+    piece = gaussian_filter(
         extended[first : last + window.taps - 1], sigma, order=(order, 1), mode=("valid", "wrap"),
         offset=(5 + first - window.before, 0),
     )  # fmt: skip
@@ -269,7 +269,7 @@ def test_pieces_of_a_derivative_equal_the_whole(data: st.DataObject, sigma: floa
 def test_missing_samples_are_left_out_of_wide_gaussians() -> None:
     image = noise(4, (50, 61), "float32")
     image[10:30, 5:50] = np.nan
-    got = gaussian(image, 12.0, nan_policy="omit")
+    got = gaussian_filter(image, 12.0, nan_policy="omit")
     counted = ~np.isnan(image)
     exact = [ndimage.gaussian_filter(np.where(counted, x, 0).astype(float), 12.0) for x in (image, 1)]
     np.testing.assert_allclose(got, exact[0] / exact[1], rtol=1e-4, atol=1e-5)
@@ -279,7 +279,7 @@ def test_nan_stays_within_reach() -> None:
     line = np.zeros(1000, np.float32)
     line[500] = np.nan
     window = gaussian_windows((0,), (20.0,), ("reflect",), FLOAT32)[0]
-    got = np.flatnonzero(np.isnan(gaussian(line, 20.0)))
+    got = np.flatnonzero(np.isnan(gaussian_filter(line, 20.0)))
     assert 500 - window.after <= got[0] <= 500 - 100
     assert 500 + 100 <= got[-1] <= 500 + window.before
 
@@ -302,4 +302,4 @@ def test_boxes_of_any_size_are_exact(dtype: str, seed: int, sizes: tuple[int, in
         sums = np.concatenate((np.zeros_like(np.take(sums, [0], axis)), sums), axis)
         high = np.take(sums, np.arange(size, sums.shape[axis]), axis)
         padded = high - np.take(sums, np.arange(sums.shape[axis] - size), axis)
-    assert_array_equal(box(image, sizes, mode=mode), (2 * padded + count) // (2 * count))
+    assert_array_equal(uniform_filter(image, sizes, mode=mode), (2 * padded + count) // (2 * count))

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 
-from kernels.smoothing import MODES, cpu, gaussian
+from kernels.smoothing import MODES, cpu, gaussian_filter
 from kernels.smoothing.cases import CONTENTS, Case
 from kernels.smoothing.weights import WEIGHT_ONE
 from kernels.smoothing.window import Window, gaussian_radius, gaussian_windows
@@ -138,7 +138,7 @@ def test_images_made_to_be_worst_stay_within_the_bound(sigmas: tuple[float, floa
         image = np.where((wrong > exact)[0] == bool(trial % 2), 65535, 0)
         noise = rng.integers(-(trial**2), trial**2 + 1, image.shape)
         image = np.clip(image + noise, 0, 65535).astype(np.uint16)
-        result = gaussian(image, sigmas, mode="valid").item()
+        result = gaussian_filter(image, sigmas, mode="valid").item()
         worst = max(worst, abs(result - float((exact[0] * image).sum())))
     assert 0.3 < worst <= MOST_WRONG
 
@@ -198,13 +198,13 @@ def monkeypatch_module():
 def test_pieces_with_their_halos_equal_the_whole(seed: int, sigmas: tuple[float, float], data) -> None:
     shape = (23, 41, 3)
     image = np.random.default_rng(seed).integers(0, 65535, shape, np.uint16, endpoint=True)
-    whole = gaussian(image, sigmas, mode="nearest", channel_axis=-1)
+    whole = gaussian_filter(image, sigmas, mode="nearest", channel_axis=-1)
     radii = [gaussian_radius(sigma) for sigma in sigmas]
     extended = np.pad(image, [(radii[0],) * 2, (radii[1],) * 2, (0, 0)], "edge")
     starts = [data.draw(st.integers(0, side - 1)) for side in shape[:2]]
     ends = [data.draw(st.integers(start + 1, side)) for start, side in zip(starts, shape, strict=False)]
     part = tuple(slice(start, end + 2 * reach) for start, end, reach in zip(starts, ends, radii, strict=True))
-    piece = gaussian(extended[part], sigmas, mode="valid", channel_axis=-1)
+    piece = gaussian_filter(extended[part], sigmas, mode="valid", channel_axis=-1)
     assert_array_equal(piece, whole[starts[0] : ends[0], starts[1] : ends[1]])
 
 
@@ -212,11 +212,11 @@ def test_pieces_with_their_halos_equal_the_whole(seed: int, sigmas: tuple[float,
 def test_signed_samples_are_unsigned_ones_moved(sigmas: tuple[float, float]) -> None:
     unsigned = np.random.default_rng(3).integers(0, 65535, (67, 71), np.uint16, endpoint=True)
     signed = (unsigned.astype(np.int32) - 32768).astype(np.int16)
-    assert_array_equal(gaussian(signed, sigmas).astype(np.int32) + 32768, gaussian(unsigned, sigmas))
+    assert_array_equal(gaussian_filter(signed, sigmas).astype(np.int32) + 32768, gaussian_filter(unsigned, sigmas))
 
 
 @settings(max_examples=40, deadline=None)
 @given(value=st.integers(0, 65535), sigmas=st.tuples(sigmas_of_windows, sigmas_of_windows))
 def test_a_constant_stays_constant(value: int, sigmas: tuple[float, float]) -> None:
     image = np.full((7, 11), value, np.uint16)
-    assert_array_equal(gaussian(image, sigmas), image)
+    assert_array_equal(gaussian_filter(image, sigmas), image)

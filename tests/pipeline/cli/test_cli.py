@@ -42,10 +42,10 @@ def test_smooths_and_leaves_a_receipt(folder, millrace):
     code, out, err = millrace("run", "smooth", "in.ppm", "out.ppm", "--size", "5,3", "--device", "cpu")
     assert (code, err) == (0, "")
     assert "out.ppm: 1 chunk on cpu" in out
-    from kernels.smoothing import box
+    from kernels.smoothing import uniform_filter
 
     np.testing.assert_array_equal(
-        read_image(folder / "out.ppm"), box(read_image(folder / "in.ppm"), (5, 3), channel_axis=2)
+        read_image(folder / "out.ppm"), uniform_filter(read_image(folder / "in.ppm"), (5, 3), channel_axis=2)
     )
     receipt = json.loads((folder / "out.ppm.receipt.json").read_text())
     assert receipt["parameters"]["size"] == [5, 3]
@@ -67,9 +67,11 @@ def test_smooths_and_leaves_a_receipt(folder, millrace):
 def test_a_result_is_stored_as_asked(folder, millrace, output, options):
     command = ("run", "smooth", "in.ppm", output, *options, "--chunk-bytes", "30kB", "--device", "cpu", "--quiet")
     assert millrace(*command) == (0, "", "")
-    from kernels.smoothing import box
+    from kernels.smoothing import uniform_filter
 
-    np.testing.assert_array_equal(read_image(folder / output), box(read_image(folder / "in.ppm"), 3, channel_axis=2))
+    np.testing.assert_array_equal(
+        read_image(folder / output), uniform_filter(read_image(folder / "in.ppm"), 3, channel_axis=2)
+    )
     receipt = json.loads((folder / f"{output}.receipt.json").read_text())
     assert receipt["chunks"] > 1
     assert receipt["parameters"]["compression"] == options[-1]
@@ -130,12 +132,12 @@ def test_a_volume_of_bytes_cut_into_chunks_has_the_bits_of_the_whole(folder, mil
 def test_volumes_pages_and_axes(folder, millrace):
     samples = np.random.default_rng(5).normal(size=(11, 53, 47)).astype(np.float32)
     write_image(folder / "stack.tif", samples, "ZYX")
-    from kernels.smoothing import box
+    from kernels.smoothing import uniform_filter
 
     options = ("--quiet", "--memory", "1MiB", "--threads", "1")
     for named, expected in (("Z,Y,X", (0, 1, 2)), ("y,x", (1, 2)), ("0", (0,)), ("-1", (2,))):
         assert millrace("run", "smooth", "stack.tif", "out.npy", f"--axes={named}", *options)[0] == 0
-        np.testing.assert_array_equal(read_image(folder / "out.npy"), box(samples, 3, axes=expected))
+        np.testing.assert_array_equal(read_image(folder / "out.npy"), uniform_filter(samples, 3, axes=expected))
 
 
 def test_dry_run_prints_the_plan_and_writes_nothing(folder, millrace):

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from kernels.runtime.threads import check_wanted
-from kernels.smoothing import box
+from kernels.smoothing import uniform_filter
 from pipeline.cluster import segments
 from pipeline.cluster.segments import (
     ClusterJob,
@@ -114,7 +114,7 @@ def test_a_job_that_comes_leaves_one_alone_that_is_under_way(folder):
     second.run()
     first.go.set()
     assert outcome.result(WAIT_S)["chunks"] == len(first.chunks)
-    expected = box(read_image(folder / "in.npy"), 5)
+    expected = uniform_filter(read_image(folder / "in.npy"), 5)
     for output in ("a.npy", "b.npy"):
         np.testing.assert_array_equal(read_image(folder / output), expected)
     # What nobody uses makes room for the next.
@@ -139,7 +139,7 @@ def test_a_job_that_is_ended_keeps_the_chunks_in_hand(folder):
     receipt = again.run()
     assert receipt["resumed_chunks"] >= 3
     assert len(again.chunks) == receipt["chunks"] - receipt["resumed_chunks"]
-    np.testing.assert_array_equal(read_image(folder / "out.npy"), box(read_image(folder / "in.npy"), 5))
+    np.testing.assert_array_equal(read_image(folder / "out.npy"), uniform_filter(read_image(folder / "in.npy"), 5))
     assert names_in(folder) == ["in.npy", "out.npy", "out.npy.receipt.json"]
 
 
@@ -152,7 +152,7 @@ def test_a_segment_that_comes_after_its_job_was_ended_does_not_open_it_anew(fold
     assert not segments._jobs
     assert not list((folder / "out.zarr.partial").rglob("c/*"))
     Streamed(folder, "out.zarr").run()  # another try is another run
-    np.testing.assert_array_equal(read_image(folder / "out.zarr"), box(read_image(folder / "in.npy"), 5))
+    np.testing.assert_array_equal(read_image(folder / "out.zarr"), uniform_filter(read_image(folder / "in.npy"), 5))
 
 
 @pytest.mark.parametrize("ledger", ["none yet", "its own"])
@@ -220,7 +220,7 @@ def test_a_segment_asked_for_again_computes_only_what_is_not_in(folder):
 
     receipt = run_job(job.job, job.options, stream=stream)
     assert counts == [receipt["chunks"], receipt["chunks"] - 4, 0]
-    np.testing.assert_array_equal(read_image(folder / "out.npy"), box(read_image(folder / "in.npy"), 5))
+    np.testing.assert_array_equal(read_image(folder / "out.npy"), uniform_filter(read_image(folder / "in.npy"), 5))
 
 
 @in_time
@@ -237,7 +237,7 @@ def test_what_a_worker_of_a_lost_run_enters_late_does_not_count(folder):
         return record
 
     run_job(job.job, job.options, stream=stream)
-    np.testing.assert_array_equal(read_image(folder / "out.npy"), box(read_image(folder / "in.npy"), 5))
+    np.testing.assert_array_equal(read_image(folder / "out.npy"), uniform_filter(read_image(folder / "in.npy"), 5))
 
 
 # One segment of a job that computes nothing

@@ -7,7 +7,7 @@ import threading
 import numpy as np
 import pytest
 
-from kernels.smoothing import box
+from kernels.smoothing import uniform_filter
 from pipeline.engine.device_pipeline import DevicePipeline, slot_bytes
 from pipeline.engine.devices import cuda_driver
 from pipeline.engine.devices.device import CudaDevice
@@ -44,10 +44,10 @@ class Smoothed:
         inputs[0][...] = self.image(chunk)
 
     def compute(self, chunk, inputs, outputs, stream):
-        box(inputs[0], 3, axes=(0, 1), out=outputs[0], stream=stream)
+        uniform_filter(inputs[0], 3, axes=(0, 1), out=outputs[0], stream=stream)
 
     def write(self, chunk, outputs):
-        if not np.array_equal(outputs[0], box(self.image(chunk), 3, axes=(0, 1))):
+        if not np.array_equal(outputs[0], uniform_filter(self.image(chunk), 3, axes=(0, 1))):
             self.wrong.append(chunk.index)
 
 

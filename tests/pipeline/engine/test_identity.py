@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kernels.smoothing import box
+from kernels.smoothing import uniform_filter
 from pipeline.engine import identity
 from pipeline.engine import run as run_module
 from pipeline.engine.devices.device import CpuDevice
@@ -52,7 +52,7 @@ def test_the_digest_is_of_what_was_read(tmp_path, job):
     assert found["bytes"] == len(content)
     assert found["mtime"] == pytest.approx((tmp_path / "in.npy").stat().st_mtime, abs=1e-6)
     assert "listing_sha256" not in found
-    np.testing.assert_array_equal(read_image(tmp_path / "out.npy"), box(samples(1), 5))
+    np.testing.assert_array_equal(read_image(tmp_path / "out.npy"), uniform_filter(samples(1), 5))
 
 
 def in_the_audit(job, monkeypatch):

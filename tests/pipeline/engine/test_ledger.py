@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kernels.smoothing import box
+from kernels.smoothing import uniform_filter
 from pipeline.engine import checkpoints
 from pipeline.engine import ledger as ledger_module
 from pipeline.engine import run as run_module
@@ -90,7 +90,7 @@ def test_a_failed_job_goes_on_where_it_stopped(folder, output):
     assert receipt["resumed_chunks"] == kept
     assert receipt["stages"]["write"]["bytes"] < receipt["written_bytes"]
     assert receipt["audit"]["samples"] == 100
-    np.testing.assert_array_equal(read_image(folder / output), box(read_image(folder / "in.npy"), 5))
+    np.testing.assert_array_equal(read_image(folder / output), uniform_filter(read_image(folder / "in.npy"), 5))
     assert names_in(folder) == ["in.npy", output, f"{output}.receipt.json"]
 
 
@@ -119,7 +119,7 @@ def test_a_short_job_keeps_no_ledger(folder, monkeypatch):
 def test_nothing_to_resume_is_a_run_from_the_start(folder):
     job, options = job_in(folder, resume=True)
     assert run_job(job, options)["resumed_chunks"] == 0
-    np.testing.assert_array_equal(read_image(folder / "out.npy"), box(read_image(folder / "in.npy"), 5))
+    np.testing.assert_array_equal(read_image(folder / "out.npy"), uniform_filter(read_image(folder / "in.npy"), 5))
 
 
 @pytest.mark.parametrize(
@@ -209,7 +209,7 @@ def test_a_run_killed_after_it_had_published_is_complete(folder, monkeypatch, st
     write_image(folder / output, np.zeros((3, 3), np.uint8), "YX")  # an older result, which it has replaced
     killed_after(step, folder, monkeypatch, output)
     made = read_image(folder / output)
-    np.testing.assert_array_equal(made, box(read_image(folder / "in.npy"), 5))
+    np.testing.assert_array_equal(made, uniform_filter(read_image(folder / "in.npy"), 5))
     assert f"{output}.ledger" in names_in(folder)
     job, _ = job_in(folder, output, resume=True, chunk_bytes=None)
     receipt = published_before(job)
@@ -280,7 +280,7 @@ def test_an_older_output_is_not_taken_for_one_that_was_never_published(folder, m
     assert published_before(job) is None
     np.testing.assert_array_equal(read_image(folder / older), before)
     run_job(job, options)
-    np.testing.assert_array_equal(read_image(folder / older), box(read_image(folder / "in.npy"), 5))
+    np.testing.assert_array_equal(read_image(folder / older), uniform_filter(read_image(folder / "in.npy"), 5))
 
 
 def test_a_second_run_of_the_same_output_leaves_the_firsts_ledger_alone(folder):
@@ -314,7 +314,7 @@ def test_what_lies_in_a_ledger_is_named_before_work_goes_on(folder):
     assert not written
     stray.unlink()
     run_job(*job_in(folder, resume=True))
-    np.testing.assert_array_equal(read_image(folder / "out.npy"), box(read_image(folder / "in.npy"), 5))
+    np.testing.assert_array_equal(read_image(folder / "out.npy"), uniform_filter(read_image(folder / "in.npy"), 5))
 
 
 def ledger_of(folder):

@@ -11,7 +11,7 @@ import time
 import numpy as np
 import pytest
 
-from kernels.smoothing import box
+from kernels.smoothing import uniform_filter
 from pipeline.engine import checkpoints
 from pipeline.engine.run import finished_before
 from pipeline.storage import partial_objects
@@ -49,7 +49,7 @@ def source(s3, samples):
 def test_a_run_leaves_result_and_receipt(s3, source, samples, millrace, tmp_path):
     output = s3 / "out.zarr"
     assert millrace(*SMOOTH, source, output, *OPTIONS)[0] == 0
-    np.testing.assert_array_equal(read_image(output), box(samples, 5))
+    np.testing.assert_array_equal(read_image(output), uniform_filter(samples, 5))
     receipt = json.loads((s3 / "out.zarr.receipt.json").read_bytes())
     assert receipt["input"]["path"] == str(source)
     assert receipt["output"] == str(output)
@@ -107,7 +107,7 @@ def test_a_run_killed_after_publishing_is_complete(s3, source, millrace, monkeyp
 def test_a_flapping_server_is_not_noticed(s3, source, samples, proxy, millrace):
     proxy.how = lambda number: "dropped" if number % 2 else "through"
     assert millrace(*SMOOTH, source, s3 / "out.zarr", *OPTIONS)[0] == 0
-    np.testing.assert_array_equal(read_image(s3 / "out.zarr"), box(samples, 5))
+    np.testing.assert_array_equal(read_image(s3 / "out.zarr"), uniform_filter(samples, 5))
 
 
 def test_a_pyramid_has_the_levels_that_a_local_one_has(s3, source, tmp_path, millrace):
@@ -128,7 +128,7 @@ def test_two_workers_share_an_output(s3, source, samples):
     command = [sys.executable, "-m", "pipeline", *SMOOTH, source, s3 / "out.zarr", *OPTIONS, "--workers", "2"]
     done = commands.run(list(map(str, command)), capture_output=True, text=True, check=False, timeout=100)
     assert done.returncode == 0, done.stderr
-    np.testing.assert_array_equal(read_image(s3 / "out.zarr"), box(samples, 5))
+    np.testing.assert_array_equal(read_image(s3 / "out.zarr"), uniform_filter(samples, 5))
 
 
 @pytest.mark.parametrize("names", [("s3://closed/a.zarr", "out.zarr"), ("in.zarr", "out.zarr")])

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import tifffile
 
-from kernels.smoothing import box
+from kernels.smoothing import uniform_filter
 from pipeline.errors import InputError
 from pipeline.storage import objects
 from pipeline.storage.objects import ObjectPath
@@ -41,7 +41,7 @@ def assert_runs(millrace, root, samples):
     source = write_image(root / "in.zarr", samples, "YX")
     code, _, said = millrace("run", "smooth", source, root / "out.zarr", *OPTIONS)
     assert code == 0, said
-    np.testing.assert_array_equal(read_image(root / "out.zarr"), box(samples, 5))
+    np.testing.assert_array_equal(read_image(root / "out.zarr"), uniform_filter(samples, 5))
     assert json.loads((root / "out.zarr.receipt.json").read_bytes())["output"] == str(root / "out.zarr")
     assert "identical bits" in millrace("verify", root / "out.zarr", "--device", "cpu")[1]
     code, _, said = millrace("run", "smooth", source, root / "out.zarr", *OPTIONS)
@@ -59,7 +59,7 @@ def test_a_web_server(samples, millrace, monkeypatch, tmp_path):
         server.objects["/data set/a b.tif"] = 1, (tmp_path / "a.tif").read_bytes()
         named = f"http://127.0.0.1:{server.server_port}/data%20set/a%20b.tif"
         assert millrace("run", "smooth", named, tmp_path / "b.tif", "--size", "5", "--device", "cpu")[0] == 0
-        np.testing.assert_array_equal(read_image(tmp_path / "b.tif"), box(samples, 5))
+        np.testing.assert_array_equal(read_image(tmp_path / "b.tif"), uniform_filter(samples, 5))
         assert server.parts_sent["/data%20set/a%20b.tif"] <= 6  # all audited windows come from blocks
         code, _, said = millrace("run", "smooth", root / "none.tif", tmp_path / "c.tif", "--device", "cpu")
         assert (code, said) == (2, f"millrace: {root}/none.tif: no such file; check the path\n")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kernels.smoothing import box
+from kernels.smoothing import uniform_filter
 from pipeline.engine import checkpoints
 from pipeline.engine.devices.device import CpuDevice
 from pipeline.engine.ledger import Ledger
@@ -66,7 +66,7 @@ def test_chunks_are_halved_until_they_fit(tmp_path, slot_bytes, compute_bytes):
     samples, receipt = run_small(tmp_path, SmallDevice(slot_bytes, compute_bytes))
     assert receipt["halvings"] >= 2
     assert receipt["chunks"] >= 4
-    np.testing.assert_array_equal(read_image(tmp_path / "out.npy"), box(samples, 5))
+    np.testing.assert_array_equal(read_image(tmp_path / "out.npy"), uniform_filter(samples, 5))
 
 
 def test_a_device_without_any_room_is_an_error(tmp_path):
@@ -102,7 +102,7 @@ def test_who_counts_chunks_hears_that_they_are_cut_anew(tmp_path):
     assert receipt["halvings"] == len(heard.plans) >= 1
     assert heard.plans[-1] == receipt["chunks"]
     assert sorted(heard.written) == list(range(receipt["chunks"]))
-    np.testing.assert_array_equal(read_image(tmp_path / "out.npy"), box(samples, 5))
+    np.testing.assert_array_equal(read_image(tmp_path / "out.npy"), uniform_filter(samples, 5))
 
 
 class Killed(BaseException):
@@ -136,4 +136,4 @@ def test_a_halved_job_that_is_killed_goes_on_with_the_halves(tmp_path, monkeypat
     assert 0 < kept < chunks
     samples, receipt = run_small(tmp_path, CpuDevice(1), resume=True)
     assert (receipt["resumed_chunks"], receipt["chunks"], receipt["halvings"]) == (kept, chunks, 0)
-    np.testing.assert_array_equal(read_image(tmp_path / "out.npy"), box(samples, 5))
+    np.testing.assert_array_equal(read_image(tmp_path / "out.npy"), uniform_filter(samples, 5))

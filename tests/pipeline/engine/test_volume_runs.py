@@ -7,7 +7,7 @@ import nibabel
 import numpy as np
 import pytest
 
-from kernels.smoothing import box
+from kernels.smoothing import uniform_filter
 from tests.images import read_image
 
 OPTIONS = ("--size", "3", "--device", "cpu", "--chunk-bytes", "60K", "--quiet")
@@ -20,7 +20,7 @@ def samples():
 
 
 def smoothed(samples):
-    return np.stack([box(volume, 3) for volume in samples])
+    return np.stack([uniform_filter(volume, 3) for volume in samples])
 
 
 @pytest.mark.parametrize(("source", "target"), [("in.nii.gz", "out.nii"), ("in.nii", "out.nii.gz")])

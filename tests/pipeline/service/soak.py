@@ -24,7 +24,7 @@ from pathlib import Path
 
 import numpy as np
 
-from kernels.smoothing import box
+from kernels.smoothing import uniform_filter
 from pipeline.client import Client
 from pipeline.errors import MillraceError
 from tests.commands import COMMAND, Popen
@@ -190,7 +190,9 @@ def soak_array(folder: Path, *, port: int, jobs: int, cycles: int, seed: int = 0
             ends.wait(rng.expovariate(2.0))
     for key, job in tally.acknowledged.items():
         result = data / f"out-{key}.tif"
-        if tally.states.get(job) != "succeeded" or not np.array_equal(read_image(result), box(images[int(key)], 5)):
+        if tally.states.get(job) != "succeeded" or not np.array_equal(
+            read_image(result), uniform_filter(images[int(key)], 5)
+        ):
             tally.wrong.append(key)
     tally.wrong += [
         each.name for each in data.iterdir() if not re.fullmatch(r"(out-)?\d+\.tif(\.receipt\.json)?", each.name)
@@ -211,7 +213,7 @@ def gather(client: Client, tally: Tally) -> None:
 
 def check_samples(folder: Path, tally: Tally, samples: np.ndarray) -> None:
     """What succeeded is compared with what it has to be."""
-    expected = box(samples, 5)
+    expected = uniform_filter(samples, 5)
     tally.wrong = [
         key
         for key, job in tally.acknowledged.items()

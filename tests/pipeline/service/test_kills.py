@@ -14,7 +14,7 @@ from urllib.request import urlopen
 import numpy as np
 import pytest
 
-from kernels.smoothing import box
+from kernels.smoothing import uniform_filter
 from pipeline.client import Client
 from pipeline.engine.devices.device import CpuDevice
 from pipeline.engine.run import RunOptions, finished_before, plan_job, published_before, run_job
@@ -101,7 +101,7 @@ def killed_at(step, folder, output, job):
 def test_a_run_killed_at_any_step_is_completed_by_the_next(tmp_path, output, first, job):
     samples = np.random.default_rng(1).integers(0, 65536, (64, 101)).astype(np.uint16)
     write_image(tmp_path / "in.npy", samples, "YX")
-    expected, step = box(samples, 5), first  # the kernel is compiled here, not in each child
+    expected, step = uniform_filter(samples, 5), first  # the kernel is compiled here, not in each child
     while True:
         folder = tmp_path / str(step)
         folder.mkdir()

@@ -10,7 +10,7 @@ import imagecodecs
 import numpy as np
 import pytest
 
-from kernels.smoothing import box
+from kernels.smoothing import uniform_filter
 from pipeline.client import Client
 from pipeline.errors import InputError, OutputError, ParameterError, ServiceRefused
 from pipeline.service.roots import DataRoots
@@ -122,9 +122,9 @@ def test_a_job_reads_and_writes_objects(s3, tmp_path):
         picture = httpx.get(f"{url}/v1/images/slice", params={"path": str(output), "low": 0, "high": 65535})
         assert "etag" not in picture.headers
         shades = imagecodecs.png_decode(picture.content)
-        np.testing.assert_allclose(shades, box(samples, 5) / 257, rtol=0, atol=0.5 + 1e-6)
+        np.testing.assert_allclose(shades, uniform_filter(samples, 5) / 257, rtol=0, atol=0.5 + 1e-6)
         again = client.submit("smooth", source, output, size="3").wait()
         assert again.state == "failed"
         assert "objects are not replaced" in again.error
-    np.testing.assert_array_equal(read_image(output), box(samples, 5))
+    np.testing.assert_array_equal(read_image(output), uniform_filter(samples, 5))
     assert json.loads((s3 / "data" / "out.zarr.receipt.json").read_bytes())["job"] == job.id

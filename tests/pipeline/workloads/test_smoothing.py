@@ -9,7 +9,7 @@ from contextlib import nullcontext
 import numpy as np
 import pytest
 
-from kernels.smoothing import box, gaussian
+from kernels.smoothing import gaussian_filter, uniform_filter
 from pipeline.engine.devices.device import CpuDevice
 from pipeline.engine.run import RunOptions, plan_job, run_job
 from pipeline.errors import AuditError, MemoryTooSmall, ParameterError
@@ -46,7 +46,7 @@ def test_chunks_of_a_decimated_gaussian_equal_the_whole(tmp_path, dtype, mode):
     bound = "1e-5 of the largest magnitude" if dtype == "float32" else "1 step"
     assert receipt["image"]["gaussian"] == f"decimated along Y and float32 sums along X, within {bound}"
     assert receipt["audit"]["worst_error"] <= (1e-5 if dtype == "float32" else 1.0)
-    np.testing.assert_array_equal(found, gaussian(samples, (9, 1.5), mode=mode, cval=9))
+    np.testing.assert_array_equal(found, gaussian_filter(samples, (9, 1.5), mode=mode, cval=9))
 
 
 @pytest.mark.parametrize("sigma", [4, 6, 14])
@@ -55,7 +55,7 @@ def test_exact_sums_and_two_decimated_axes_are_audited_to_0_6_of_a_step(tmp_path
     receipt, found = smoothed(tmp_path, samples, "YX", 500_000, filter="gaussian", sigma=sigma)
     assert receipt["chunks"] > 1
     assert receipt["audit"]["tolerance"] == 0.6
-    np.testing.assert_array_equal(found, gaussian(samples, sigma))
+    np.testing.assert_array_equal(found, gaussian_filter(samples, sigma))
 
 
 @pytest.mark.parametrize("size", [6, (2, 7)])
@@ -66,7 +66,7 @@ def test_means_that_end_in_a_half_pass_the_audit(tmp_path, dtype, size):
     samples = (np.indices((67, 73))[axis] % 2 + np.iinfo(dtype).max // 3).astype(dtype)
     receipt, found = smoothed(tmp_path, samples, "YX", 1 << 20, size=size)
     assert receipt["audit"]["worst_error"] == pytest.approx(0.5)
-    np.testing.assert_array_equal(found, box(samples, size))
+    np.testing.assert_array_equal(found, uniform_filter(samples, size))
     assert (found == np.iinfo(dtype).max // 3 + 1).mean() > 0.5
 
 
@@ -74,7 +74,7 @@ def test_a_volume_and_an_axis_left_alone(tmp_path):
     samples = image("int16", (9, 101, 97))
     receipt, found = smoothed(tmp_path, samples, "ZYX", 300_000, filter="gaussian", sigma=(0, 8.5, 8.5))
     assert receipt["chunks"] > 1
-    np.testing.assert_array_equal(found, gaussian(samples, (0, 8.5, 8.5)))
+    np.testing.assert_array_equal(found, gaussian_filter(samples, (0, 8.5, 8.5)))
 
 
 @pytest.mark.parametrize("given", [{"truncate": 3}, {"radius": 40}, {"nan_policy": "omit"}])
@@ -83,7 +83,7 @@ def test_a_kernel_with_a_given_end_and_missing_samples_are_smoothed_directly(tmp
     samples[5, 7] = np.nan if given.get("nan_policy") else 1
     receipt, found = smoothed(tmp_path, samples, "YX", 1 << 20, filter="gaussian", sigma=12, **given)
     assert receipt["image"]["gaussian"].startswith("float32 sums, within ")
-    np.testing.assert_array_equal(found, gaussian(samples, 12, **given))
+    np.testing.assert_array_equal(found, gaussian_filter(samples, 12, **given))
 
 
 @pytest.mark.parametrize("dtype", ["uint16", "float32", "float64"])
@@ -104,7 +104,7 @@ def test_derivatives_are_audited_and_float32_for_integers(tmp_path, dtype, sigma
     assert receipt["parameters"]["order"] == list(np.atleast_1d(order))
     assert receipt["image"]["dtype"] == ("float32" if dtype == "uint16" else dtype)
     assert receipt["audit"]["unit"] == "relative to the window's largest value"
-    np.testing.assert_array_equal(found, gaussian(samples, sigma, order=order))
+    np.testing.assert_array_equal(found, gaussian_filter(samples, sigma, order=order))
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "float32"])
@@ -112,7 +112,7 @@ def test_chunks_of_a_wide_box_equal_the_whole(tmp_path, dtype):
     samples = image(dtype, (701, 53))
     receipt, found = smoothed(tmp_path, samples, "YX", 300_000, size=(301, 999), mode="wrap")
     assert "gaussian" not in receipt["image"]
-    np.testing.assert_array_equal(found, box(samples, (301, 999), mode="wrap"))
+    np.testing.assert_array_equal(found, uniform_filter(samples, (301, 999), mode="wrap"))
 
 
 @pytest.mark.parametrize("statistics", [False, True])

@@ -5,7 +5,8 @@
 //   windows_along   a thread's minima from each column to its last, and from its first to each; a window is the first of these, whole
 //                   threads, and the second of a thread to the right. Threads exchange words in shuffles. A thread has such minima of
 //                   each of three channels; the next thread's samples begin with another channel, so their order is turned.
-//   windows_apart   of other numbers of channels, by doubling in shared memory
+//   windows_apart   of other numbers of channels, by doubling in shared memory; the threads of a warp wait for each other before and after
+//                   each doubling, and for no other warp
 #pragma once
 
 #include "cuda/extremes/rows.cuh"

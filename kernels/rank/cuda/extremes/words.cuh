@@ -2,8 +2,14 @@
 // rank.cu; box.cuh and strip.cuh have those of other rows.
 //
 //   extreme_rows      along rows of words in shared memory, by doubling: M(2m)[i] = min(M(m)[i], M(m)[i + m]); the last
-//                     step overlaps. A thread keeps its words in registers, and reads from its neighbours. The threads of a
-//                     block meet twice in each step.
+//                     step overlaps. A thread keeps its words in registers, and reads from its neighbours:
+//
+//                     all threads    a line -> shared memory
+//                       |  barrier
+//                     each thread    its words and those `m` behind -> minima, in registers      for each doubling
+//                       |  barrier     all have read
+//                     each thread    minima -> shared memory
+//                       |  barrier     the next doubling, or the next line
 //
 // Floors of a pass over N samples of b bytes: 2 N b bytes of memory, 3 N b bytes of shared memory for each step of doubling.
 #pragma once

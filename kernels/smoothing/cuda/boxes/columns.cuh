@@ -12,6 +12,12 @@
 // are added as one number of 32 bits: a borrow of the lower half is undone by its sum. The left edges of a lane's windows are
 // its own columns, in registers; the right edges are those of lanes behind it, in shared memory.
 //
+//   rows of the team's next step ......... its ring        as in box_running
+//     |  turn          the team of the step above has passed its sums on
+//   one team         sums down the columns above + entering - leaving -> its sums, passed on: the next team's turn
+//     |  its lanes     wait for each other, then read each other's sums
+//   each team        sums across, a scan -> results, once the copy engine has read those before -> the copy engine stores them
+//
 // Floors for N samples (8192 x 8192 RGB) on an H200: 4.2 TB/s, 132 multiprocessors at 1.98 GHz, where in a clock 128 lanes
 // issue, 64 multiply or permute, and 128 bytes of shared memory move:
 //   bytes         2 N                                98 us

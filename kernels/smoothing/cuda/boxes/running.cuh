@@ -14,6 +14,14 @@
 // many warps hide latency, yet a device walks few columns at once, and for windows up to about 60 rows of 16 bits the
 // leaving rows are still in L2.
 //
+//   rows of the team's next step ......... its ring        the copy engine; the team waits for their mbarrier (strips.cuh)
+//     |
+//   each team        differences along the rows, a scan of the lanes' totals
+//     |  turn          the team of the step above has passed its sums on: a named barrier of these two
+//   one team         sums above + differences -> sums, passed on: the next team's turn
+//     |
+//   each team        sums -> results, once the copy engine has read those before -> the copy engine stores them
+//
 // Floors for N samples of b bytes (8192 x 8192 RGB; b = 2, 1) on an H200: 4.2 TB/s, 132 multiprocessors at 1.98 GHz, where in
 // a clock 128 lanes issue, 64 multiply or permute, and 128 bytes of shared memory move:
 //   bytes         2 N b                                     192 us, 98 us (3 N b if the leaving rows are not in L2)

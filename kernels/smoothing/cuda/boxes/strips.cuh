@@ -1,4 +1,12 @@
 // Copies whole rows of a strip of an image to shared memory, with the samples beyond their ends. Part of smoothing.cu.
+//
+// Each warp feeds itself, and waits for its own copies only:
+//
+//   ask(0) .......... rows of turn 0        the copy engine (before sm_90 the lanes) copies them to the first of STAGES stages
+//   take(turn)        waits for the mbarrier of the turn's stage, on which its copies arrive
+//     |               ask(turn + 1): copies to the other stage, whose rows the warp has used
+//     |               samples beyond a row's ends, by the lanes
+//   the warp's step   uses the rows
 #pragma once
 
 #include "async_copy.cuh"

@@ -3,8 +3,18 @@
 // tree: a block walks down a band of rows. Its column warps sum the columns, two per thread, and hand over the sums in
 // batches of a few rows; its row warps take batches in turn, and sum runs of their rows, one per lane. Both process their
 // samples in order with the contract's doubling tree: every sample completes one new window of each length.
+//
+//   copies of the next rows .............. samples     each thread waits for its own copies only, three groups of rows ahead
+//     |
+//   column warps   sums down the columns -> buffer b
+//     |  filled[b]   all column warps arrive; the row warp whose turn it is waits
+//   a row warp     sums along the rows of b -> its stage -> results, by its lanes together
+//     |  emptied[b]  this warp arrives; the column warps wait before they fill b again, BUFFERS batches later
+//
 // Floors for N samples and t taps: bytes 8 N / B; operations 2 N (log2 t … 2 log2 t) / F. At the speed of an H200's copy
 // there are 56 instructions a sample; 31 taps take 17 additions and multiplications, and the kernel 32 instructions.
+// Measured (8192 x 8192, an H200): 0.81 of a copy's speed, 159 us, for 31 x 31, and 0.83 for 15 x 15. box_columns, one of the
+// two passes that filter other sizes, alone takes 176 us of 31 rows.
 #pragma once
 
 #include "bands.cuh"

@@ -1,4 +1,5 @@
-// The passes of a decimated Gaussian along one axis, to the bit as in kernels/smoothing/decimated.py. Part of smoothing.cu.
+// The passes of a decimated Gaussian along one axis, to the bit as in kernels/smoothing/decimated.py. A sum a thread, which
+// waits for no other. Part of smoothing.cu.
 #pragma once
 
 #include "borders.cuh"

@@ -12,6 +12,12 @@
 // right one. Its results are in the lanes where the next product needs its left factor; the weights are then on the right.
 // So only samples and results pass through shared memory.
 //
+//   copies of the next chunk ........ ring         asynchronous, while the warps sum those before
+//     |  barrier        this turn's chunk has arrived, and the oldest has been read: copies of another take its place
+//   each warp         16 columns of its 16 rows at a time: ring -> sums down -> registers -> sums across -> its results
+//     |  its lanes      wait for each other before and after
+//   each warp         results -> memory
+//
 // The bits of a byte are a float16 in units of 2^-24, the smallest: no conversion is needed. Weights 2^15 times as large
 // bring the sums to units of 2^-9.
 //

@@ -11,6 +11,12 @@
 // memory. Each thread sums 16 outputs down a column from registers; the sums go to rings in shared memory, one per channel,
 // from which each thread sums 16 outputs along a row. So samples that windows share are loaded once for many outputs, and no
 // column is summed twice: arithmetic, two slots per pair of taps, determines the time.
+//
+//   copies of step i ................ samples      during the sums along the rows of step i - 1; asynchronous if rows are aligned
+//     |  barrier        samples of step i and results of step i - 1 are complete; the ring's oldest sums have been read
+//   each thread       16 sums down a column -> ring; results of step i - 1 -> memory
+//     |  barrier        the ring is complete, and the samples' place is free: copies of step i + 1 begin
+//   each warp         16 sums along a row a lane: ring -> results
 constexpr int WIDE_RUN = 16;    // outputs that a thread sums along a row, or down a column
 constexpr int WIDE_STRIP = 32;  // rows of a block, one per lane
 

@@ -1,4 +1,5 @@
-// The classic steps between `naive` and the kernels in production, for measurements. Part of smoothing.cu.
+// The classic steps between `naive` and the kernels in production, for measurements. Only the threads of `tiled` wait, for a
+// block's samples and again for its sums. Part of smoothing.cu.
 #pragma once
 
 #include "borders.cuh"

@@ -12,7 +12,7 @@ import numpy as np
 import psutil
 import pytest
 
-from kernels.smoothing import gaussian
+from kernels.smoothing import gaussian_filter
 from pipeline.cluster.dask.worker_processes import local_workers
 from pipeline.cluster.dask.worker_start import cpu_workers
 from pipeline.cluster.dask.workers import SomeWorkers
@@ -168,7 +168,7 @@ def test_a_worker_decodes_each_block_once(tmp_path, workers):
     (counts,) = filter(None, decodes.values())
     assert len(counts) == 16 * 16
     assert set(counts.values()) == {1}
-    np.testing.assert_array_equal(read_image(tmp_path / "out.npy"), gaussian(image, 2, truncate=4.0))
+    np.testing.assert_array_equal(read_image(tmp_path / "out.npy"), gaussian_filter(image, 2, truncate=4.0))
 
 
 # Which workers

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from distributed import Client
 
-from kernels.smoothing import gaussian
+from kernels.smoothing import gaussian_filter
 from tests.images import names_in, read_image, write_image
 from tests.pipeline.cluster.processes import kill_9, run, running, running_scheduler, wait_until, worker_processes
 from tests.pipeline.scrapes import free_port, scraped
@@ -35,7 +35,7 @@ def write_samples(folder, shape):
 
 
 def expected(folder):
-    return gaussian(read_image(folder / "in.tif"), SIGMA, truncate=4.0, axes=(0, 1))
+    return gaussian_filter(read_image(folder / "in.tif"), SIGMA, truncate=4.0, axes=(0, 1))
 
 
 def smooth(output, *options):

@@ -107,7 +107,7 @@ def test_a_job_on_a_bounded_gpu_makes_the_same_bits(tmp_path):
     """A bound that the first cut does not fit: the chunks are halved until they do."""
     import numpy as np
 
-    from kernels.smoothing import box
+    from kernels.smoothing import uniform_filter
     from pipeline.engine.devices.device import CudaDevice
     from pipeline.engine.planned import PlannedJob
     from pipeline.engine.run import RunOptions, plan_job, run_job, stream_on_device
@@ -131,7 +131,7 @@ def test_a_job_on_a_bounded_gpu_makes_the_same_bits(tmp_path):
     receipt = run_job(planned, options, stream=stream)
     assert receipt["halvings"] >= 1
     assert 0 < max(taken) <= bound
-    np.testing.assert_array_equal(read_image(tmp_path / "out.npy"), box(samples, 5))
+    np.testing.assert_array_equal(read_image(tmp_path / "out.npy"), uniform_filter(samples, 5))
 
 
 @pytest.mark.gpu

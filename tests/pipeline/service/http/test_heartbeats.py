@@ -15,7 +15,7 @@ import psutil
 import pytest
 from fastapi.testclient import TestClient
 
-from kernels.smoothing import gaussian
+from kernels.smoothing import gaussian_filter
 from pipeline.api_models import State
 from pipeline.cli.client import _worker_line
 from pipeline.cluster.dask import hung_workers
@@ -105,7 +105,7 @@ def test_a_stopped_worker_is_shown_and_replaced_and_the_job_has_the_same_bits(tm
         assert after[restarts] == before[restarts] + 1
         wait_until(lambda: service.http.get("/readyz").text == "ok\n", "two workers with heartbeats")
         service.runner.drain(WAIT_S)
-    np.testing.assert_array_equal(read_image(output), gaussian(image, SIGMA, truncate=4.0, axes=(0, 1)))
+    np.testing.assert_array_equal(read_image(output), gaussian_filter(image, SIGMA, truncate=4.0, axes=(0, 1)))
 
 
 @pytest.mark.parametrize(

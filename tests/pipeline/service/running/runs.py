@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 
-from kernels.smoothing import box
+from kernels.smoothing import uniform_filter
 from pipeline.engine.devices.device import CpuDevice
 from pipeline.engine.run import stream_on_device
 from tests.images import read_image
@@ -36,7 +36,7 @@ class Streams:
 
 
 def expected(data):
-    return box(read_image(data / "in.npy"), 5)
+    return uniform_filter(read_image(data / "in.npy"), 5)
 
 
 def ledger_has_chunks(data):

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from kernels.smoothing import box
+from kernels.smoothing import uniform_filter
 from pipeline.api_models import JobLimits, State
 from pipeline.engine.devices.device import CpuDevice
 from pipeline.engine.stages import StageRecord
@@ -322,7 +322,7 @@ def test_what_another_job_left_is_no_hindrance(service, streams, data):
     streams.on_chunk = lambda chunk: None
     second = service.wait(service.submit(size="9"))
     assert (second.job.state, second.job.attempts, second.job.error) == (State.SUCCEEDED, 1, None)
-    np.testing.assert_array_equal(read_image(data / "out.npy"), box(read_image(data / "in.npy"), 9))
+    np.testing.assert_array_equal(read_image(data / "out.npy"), uniform_filter(read_image(data / "in.npy"), 9))
     assert names_in(data) == ["in.npy", "out.npy", "out.npy.receipt.json"]
 
 

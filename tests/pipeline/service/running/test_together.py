@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kernels.smoothing import box
+from kernels.smoothing import uniform_filter
 from pipeline.api_models import TERMINAL, JobLimits, State
 from pipeline.cluster.executor import Executor
 from pipeline.engine.devices.device import CpuDevice
@@ -85,7 +85,7 @@ class Service:
         """The result and the receipt of a job that succeeded."""
         number, output = stored.asked.array_index, Path(stored.asked.output)
         assert stored.job.state is State.SUCCEEDED, stored.job.error
-        np.testing.assert_array_equal(read_image(output), box(self.images[number], 5))
+        np.testing.assert_array_equal(read_image(output), uniform_filter(self.images[number], 5))
         receipt = json.loads(output.with_name(f"{output.name}.receipt.json").read_text())
         assert receipt == stored.receipt
         source = (self.data / f"{number}.tif").read_bytes()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kernels.rank import median_filter
-from kernels.smoothing import box
+from kernels.smoothing import uniform_filter
 from pipeline.engine.devices.device import CpuDevice
 from pipeline.engine.run import RunOptions, plan_job, run_job
 from pipeline.errors import ParameterError
@@ -65,7 +65,7 @@ def test_time_points_and_channels_are_filtered_alone(tmp_path: Path, workload: s
     plan = plan_job(spec, CpuDevice(2), options)
     assert plan.describe()["image"]["filtered along"] == "Y, X"
     run_job(plan, options)
-    function = {"smooth": box, "median": median_filter}[workload]
+    function = {"smooth": uniform_filter, "median": median_filter}[workload]
     expected = [function(plane, 5) for plane in samples.reshape(-1, 37, 41)]
     np.testing.assert_array_equal(read_image(tmp_path / result), np.reshape(expected, samples.shape), strict=True)
     with images.open_image(tmp_path / result) as reader:

@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from kernels.rank import median_filter
-from kernels.smoothing import box, gaussian
+from kernels.smoothing import gaussian_filter, uniform_filter
 from pipeline.engine.devices.device import CpuDevice
 from pipeline.engine.run import RunOptions, plan_job, run_job
 from pipeline.errors import ParameterError
@@ -118,11 +118,19 @@ def _result(folder: Path, workload: str, given: Any) -> tuple[dict[str, Any], An
 @pytest.mark.parametrize(
     ("workload", "given", "expected"),
     [
-        ("smooth", {"filter": "gaussian", "sigma": "Z=0.4um,Y=0.5um,X=0.5um"}, lambda a: gaussian(a, (0.5, 2, 2))),
-        ("smooth", {"size": "1.25um", "axes": "YX"}, lambda a: np.stack([box(plane, 5) for plane in a])),
+        (
+            "smooth",
+            {"filter": "gaussian", "sigma": "Z=0.4um,Y=0.5um,X=0.5um"},
+            lambda a: gaussian_filter(a, (0.5, 2, 2)),
+        ),
+        ("smooth", {"size": "1.25um", "axes": "YX"}, lambda a: np.stack([uniform_filter(plane, 5) for plane in a])),
         ("median", {"size": "Y=3,X=0.8um"}, lambda a: np.stack([median_filter(plane, (3, 3)) for plane in a])),
-        ("chain", {"step": "gaussian sigma=Z=0.4um,Y=0.5um,X=0.5um"}, lambda a: gaussian(a, (0.5, 2, 2))),
-        ("chain", {"step": "gaussian sigma=0.5um axes=YX order=1"}, lambda a: gaussian(a, 2, order=1, axes=(1, 2))),
+        ("chain", {"step": "gaussian sigma=Z=0.4um,Y=0.5um,X=0.5um"}, lambda a: gaussian_filter(a, (0.5, 2, 2))),
+        (
+            "chain",
+            {"step": "gaussian sigma=0.5um axes=YX order=1"},
+            lambda a: gaussian_filter(a, 2, order=1, axes=(1, 2)),
+        ),
         ("dog", {"sigma": "0.5um", "axes": "YX"}, {"sigma": 2, "axes": "YX"}),
         ("divide-background", {"sigma": "Y=1um,X=2um"}, {"sigma": (4, 8), "axes": "YX"}),
         ("deviation", {"size": "1.25um", "axes": "YX"}, {"size": 5, "axes": "YX"}),

@@ -11,10 +11,11 @@ from numpy.lib.stride_tricks import sliding_window_view
 from scipy import ndimage
 
 from kernels.rank import median_filter
-from kernels.smoothing import box
+from kernels.smoothing import uniform_filter
 from pipeline.engine.devices.device import CpuDevice
 from pipeline.engine.run import RunOptions, plan_job, run_job
 from pipeline.errors import InputError, ParameterError
+from pipeline.formats.image.base import Region
 from pipeline.workloads import JobSpec, workload_named
 from tests.images import read_image, write_image
 
@@ -47,7 +48,7 @@ def test_float_elevations_are_smoothed_without_their_holes(tmp_path: Path, nodat
     assert receipt["chunks"] > 1
     assert receipt["image"]["nodata"] == f"{nodata:g}, left out"
     missing = np.isnan(samples) | (samples == np.float32(nodata))
-    expected = box(np.where(missing, np.nan, samples).astype(np.float32), 5, nan_policy="omit")
+    expected = uniform_filter(np.where(missing, np.nan, samples).astype(np.float32), 5, nan_policy="omit")
     np.testing.assert_array_equal(found, np.where(np.isnan(expected), np.float32(nodata), expected))
     assert np.isnan(nodata) != np.any(found == np.float32(nodata))
     with tifffile.TiffFile(tmp_path / "b.tif") as file:
@@ -211,6 +212,33 @@ def test_composites_leave_missing_samples_out(tmp_path: Path, name: str, given: 
     write_image(tmp_path / "a.npy", image, "YX")
     _, found = run(name, tmp_path / "a.npy", tmp_path / "b.npy", nan_policy="omit", **given)
     np.testing.assert_allclose(found, expected, rtol=0, atol=3e-3)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [
+        *((name, given) for name, given, _ in COMPOSITES),
+        *(("median", {"size": 5}), ("percentile", {"size": 4, "percentile": 10}), ("tophat", {"size": 7})),
+        ("chain", {"step": ["gaussian sigma=2", "box size=3", "median size=3"]}),
+    ],
+    ids=lambda each: each if isinstance(each, str) else "",
+)
+def test_a_gpu_leaves_the_same_samples_out(tmp_path: Path, name: str, given: dict[str, Any]) -> None:
+    import cupy
+
+    for dtype, nodata in (("int16", -32768), ("uint8", 7), ("float32", -9999.0)):
+        samples = elevations(tmp_path / "a.tif", dtype, nodata)
+        workload: Any = workload_named(name)
+        files = {"input": tmp_path / "a.tif", "output": tmp_path / "b.tif"}
+        job: Any = workload.open(JobSpec(workload=name, **files, parameters=workload.Parameters(**given)))
+        for region in (Region((0, 0), samples.shape), Region((31, 40), (90, 101))):
+            block = job.samples(region)
+            expected = job.computed(block, region)
+            found = job.computed(cupy.asarray(block), region).get()
+            assert (found == nodata).any() or np.isnan(found.astype(np.float64)).any()
+            np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-12)
+        job.close()
 
 
 def test_an_even_image_with_holes_has_no_deviation(tmp_path: Path) -> None:

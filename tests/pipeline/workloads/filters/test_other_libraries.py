@@ -16,7 +16,7 @@ from kernels import morphology
 from kernels.bilateral import bilateral
 from kernels.rank import disk, median_filter
 from kernels.rolling_ball import rolling_ball
-from kernels.smoothing import box, gaussian
+from kernels.smoothing import gaussian_filter, uniform_filter
 from tests.pipeline.workloads.filters.jobs import filtered
 
 BYTES = skimage.data.camera()[150:277, 200:313]
@@ -34,18 +34,18 @@ def test_opencv_boxes_and_gaussians(image: Any) -> None:
     for size in ((3, 3), (7, 5), (4, 6)):
         expected = cv2.blur(image, size[::-1], borderType=cv2.BORDER_REFLECT)
         # OpenCV multiplies 16-bit sums by a reciprocal, and rounds halves to even.
-        assert _apart(box(image, size), expected) <= (image.dtype == np.uint16)
+        assert _apart(uniform_filter(image, size), expected) <= (image.dtype == np.uint16)
     for sigma in (0.8, 2.0):
         taps = 2 * round(4 * sigma) + 1
         expected = cv2.GaussianBlur(image, (taps, taps), sigma, borderType=cv2.BORDER_REFLECT)
-        assert _apart(gaussian(image, sigma), expected) <= 1  # its weights have 8 or 16 bits
+        assert _apart(gaussian_filter(image, sigma), expected) <= 1  # its weights have 8 or 16 bits
 
 
 @both
 def test_scikit_image_gaussians(image: Any) -> None:
     for sigma in (0.8, 2.0):
         exact = skimage.filters.gaussian(image.astype(np.float64), sigma, mode="reflect")
-        assert _apart(gaussian(image, sigma), exact) < 1
+        assert _apart(gaussian_filter(image, sigma), exact) < 1
 
 
 @both
