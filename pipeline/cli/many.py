@@ -23,9 +23,6 @@ if TYPE_CHECKING:
 # The exit code if some files failed, as that of `millrace wait` if a job did.
 SOME_FAILED = 3
 _FAULTS_SHOWN = 10
-# The least and the most bytes of a chunk on the CPU, a 64th of all in between. Each takes some milliseconds of the
-# interpreter: 5,000 files of 512² u16 on two cores take 0.83 and 0.87 of the time that they take in chunks of 8 MiB.
-CHUNK_RANGE = (8 << 20, 32 << 20)
 
 
 def run_many(
@@ -35,7 +32,6 @@ def run_many(
     """Run a job for every file that the inputs stand for. `kept`: takes a remark for the error message."""
     from pipeline.cli.terminal import files_bar
     from pipeline.cluster.executor import open_executor
-    from pipeline.engine.devices.device import CpuDevice
     from pipeline.engine.listing import DEFAULT_NAME, check_folder, matching, named
     from pipeline.engine.many import ManyEvents, ManyFilesRun, ManyOptions
     from pipeline.engine.receipt import to_json
@@ -50,8 +46,6 @@ def run_many(
     asked = ManyOptions(workload=workload, parameters=parameters, folder=folder, run=options)
     with open_executor(settings) as executor:
         wait_for_loops()
-        if isinstance(executor.device, CpuDevice):
-            executor.device.chunk_range = CHUNK_RANGE
         if dry_run:
             plan = ManyFilesRun(asked, executor.device).describe(wanted)
             say(to_json(plan) if as_json else "\n".join(map(printable, _plan_lines(plan))))

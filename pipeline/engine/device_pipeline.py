@@ -25,10 +25,13 @@ from pipeline.engine.devices.buffers import Slot, buffer_bytes
 from pipeline.engine.devices.device import Device
 from pipeline.engine.output import Output
 from pipeline.engine.stages import StageRecord
-from pipeline.stopping import SIGNALS
+from pipeline.stopping import SIGNALS, Stopped
 from pipeline.workloads.protocol import Chunk, ReadsPacked
 
 T = TypeVar("T")
+
+# A stopped job waits no longer for its readers: an object store that does not answer keeps them for a minute.
+_PATIENCE_S = 2.0
 
 
 @dataclass(kw_only=True, eq=False)
@@ -148,8 +151,10 @@ class DevicePipeline:
             self._fail(error)
         for _ in range(self._lanes["read"]):
             self._waiting.put(None)
+        until = time.monotonic() + _PATIENCE_S
         for thread in self._threads:
-            thread.join()
+            is_given_up = isinstance(error, Stopped) and "-read-" in thread.name
+            thread.join(max(until - time.monotonic(), 0) if is_given_up else None)
         self._device.drain()
 
     @property
@@ -235,6 +240,9 @@ class DevicePipeline:
                 passage.ended.set()
         self._failed.set()
         self._free.end()
+        for line, stage in ((self._filled, "compute"), (self._started, "write")):
+            for _ in range(self._lanes[stage]):
+                line.put(None)
 
     @contextmanager
     def _step(self, chunk: Chunk) -> Iterator[None]:

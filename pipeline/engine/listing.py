@@ -136,15 +136,18 @@ def _refuse_blocked(folder: Path, names: Mapping[str, Path]) -> None:
 
 
 def _name(template: str, path: Path, index: int) -> str:
+    known = ", ".join(f"{{{each}}}" for each in PLACEHOLDERS)
+
     def value(found: re.Match[str]) -> str:
         if found[1] not in PLACEHOLDERS:
-            known = ", ".join(f"{{{each}}}" for each in PLACEHOLDERS)
             raise ParameterError(f"--output {template}: {found[0]} is none of {known}")
         if found[1] == "index":
             return str(index)
         return path.absolute().parent.name if found[1] == "parent" else str(getattr(path, found[1]))
 
     name = _PLACEHOLDER.sub(value, template)
+    if {"{", "}"} & set(_PLACEHOLDER.sub("", template)):
+        raise ParameterError(f"--output {template}: close or remove the brace that belongs to none of {known}")
     if "/" in name or name in ("", ".", "..") or "\0" in name:
         raise ParameterError(f"--output {template}: must name a file in OUTPUT; it makes {name!r} of {path.name}")
     return name

@@ -3,7 +3,8 @@
 While the run lasts, `FOLDER/.millrace` holds its lists of files (`pipeline.formats.image.file_list`), each with the
 partial output, ledger and receipt of its job. At the end one table, `FOLDER/millrace.receipts.json`, records the
 outcome of every file, and the folder is removed. `--resume` skips files that either of them reports as published,
-unless they have changed since, and continues with unfinished lists.
+unless they have changed since, and continues with unfinished lists. If the disk is full, the run publishes the files
+that are written, and ends.
 """
 
 from __future__ import annotations
@@ -22,18 +23,20 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import __version__
+from pipeline.engine.devices.device import CpuDevice, Device
 from pipeline.engine.identity import input_version
-from pipeline.engine.ledger import remove_leftovers
+from pipeline.engine.ledger import Ledger, remove_leftovers
 from pipeline.engine.listing import Scan, Wanted, takes_images
 from pipeline.engine.planned import PlannedDevice, PlannedJob
-from pipeline.engine.run import RunEvents, RunOptions, Stream, plan_job, published_before, run_job
+from pipeline.engine.run import RunEvents, RunOptions, Stream, plan_job, published_before, run_job, stream_on_device
+from pipeline.engine.stages import StageRecord
 from pipeline.errors import InputError, MillraceError, OutputError, ParameterError, StorageError, UserError, counted
 from pipeline.formats.image.file_list import SUFFIX, FileList, ListedFile, StoredSamples, result_of
 from pipeline.storage.output_lock import open_existing
 from pipeline.storage.partial import PartialFile
 from pipeline.storage.writable import writing
-from pipeline.workloads import Chunk, JobSpec, Parameters, workload_named
-from pipeline.workloads.many_files import NotTogether
+from pipeline.workloads import Chunk, JobSpec, Parameters, Plan, workload_named
+from pipeline.workloads.many_files import LEFT_OUT, LeavesOut, NotTogether
 from pipeline.workloads.paths import receipt_path
 
 TABLE = "millrace.receipts.json"
@@ -71,6 +74,7 @@ class Outcome:
     receipts: list[Mapping[str, Any]] = field(default_factory=list)
     refusals: list[UserError] = field(default_factory=list)
     skipped: int = 0  # published by an earlier run
+    disk_error: StorageError | None = None  # that ended the run
 
 
 class ManyFilesRun:
@@ -79,7 +83,9 @@ class ManyFilesRun:
     def __init__(
         self, asked: ManyOptions, device: PlannedDevice, stream: Stream | None = None, events: ManyEvents | None = None
     ) -> None:
-        self._asked, self._device, self._stream = asked, device, stream
+        self._asked, self._device, self._stream = asked, device, stream or stream_on_device
+        if isinstance(device, CpuDevice):
+            device.chunk_range = device.chunk_range_of_files
         self._events = events or ManyEvents()
         self._outcome = Outcome()
         self._number = 0
@@ -127,20 +133,19 @@ class ManyFilesRun:
     def run(self, wanted: Sequence[Wanted]) -> dict[str, Any]:
         """Process every file and write the table; returns this run's part of it.
 
-        Raises the first refusal if no file was published and each was refused by its plan; errors of the disk, the
-        device or an audit end the run, which `resume` continues.
+        Raises the first refusal if no file was published and each was refused by its plan; errors of the device or an
+        audit, and of the disk if no file was published, end the run, which `resume` continues.
         """
         began, outcome = time.time(), self._outcome
         with self._owned():
             earlier = self._earlier() if self._asked.run.resume else {}
             left = [file for file in wanted if not self._is_published(file, earlier)]
-            left = self._go_on(left) if self._asked.run.resume else left
-            scan = self._scanned(left)
-            for group, stored in _groups(scan):
-                self._run_list(group, self._write_list(group, stored))
-            for file in scan.alone:
-                self._run_alone(file)
-            outcome.failed.update(scan.failed)
+            try:
+                self._run_all(self._go_on(left) if self._asked.run.resume else left)
+            except StorageError as error:
+                if not outcome.published:
+                    raise
+                outcome.disk_error = error
             if outcome.refusals and not outcome.published:
                 self._leave_nothing()
                 raise outcome.refusals[0]
@@ -148,6 +153,14 @@ class ManyFilesRun:
             self._write_table(receipt)
             shutil.rmtree(self._state)
         return receipt
+
+    def _run_all(self, wanted: Sequence[Wanted]) -> None:
+        scan = self._scanned(wanted)
+        self._outcome.failed.update(scan.failed)
+        for group, stored in _groups(scan):
+            self._run_list(group, self._write_list(group, stored))
+        for file in scan.alone:
+            self._run_alone(file)
 
     def _scanned(self, wanted: Sequence[Wanted]) -> Scan:
         scan = Scan()
@@ -183,7 +196,8 @@ class ManyFilesRun:
             return None
         before, counted_before = published_before(planned) if self._asked.run.resume else None, self._counted
         try:
-            receipt = before or run_job(planned, self._asked.run, events=self._run_events(), stream=self._stream)
+            events = RunEvents(on_written=lambda chunk: self._tell(chunk.region.shape[0]))
+            receipt = before or run_job(planned, self._asked.run, events=events, stream=self._stream_what_fits)
         except InputError:
             listed.unlink()
             self._tell(counted_before - self._counted)
@@ -193,16 +207,40 @@ class ManyFilesRun:
             raise
         self._tell(counted_before + len(group) - self._counted)
         self._take(group, receipt)
+        if outcome.disk_error is not None:
+            raise type(outcome.disk_error)(self._about(outcome.disk_error, group))
         return None
+
+    def _stream_what_fits(self, job: PlannedJob, plan: Plan, ledger: Ledger, events: RunEvents) -> StageRecord:
+        """If the disk is full, leave out the files that are not written."""
+        left, records = {chunk.index: chunk for chunk in plan.chunks}, list[StageRecord]()
+
+        def written(chunk: Chunk) -> None:
+            events.on_written(chunk)
+            del left[chunk.index]
+
+        try:
+            return self._stream(job, plan, ledger, replace(events, on_written=written, on_begun=records.append))
+        except StorageError as error:
+            # Of a cluster, notes on damaged files may be on their way.
+            if not isinstance(job.device, Device) or len(left) == len(job.plan.chunks):
+                raise
+            assert isinstance(job.job, LeavesOut)
+            job.job.leave_out(
+                [n for chunk in left.values() for n in range(chunk.region.start[0], chunk.region.stop[0])]
+            )
+            self._outcome.disk_error = error
+            return records[-1]
 
     def _take(self, group: Sequence[Listed], receipt: Mapping[str, Any]) -> None:
         """Enter the files of a finished list."""
         failed = receipt["image"].get("failed", {})
         for number, (wanted, file) in enumerate(group):
-            if str(number) in failed:
-                self._outcome.failed[wanted] = failed[str(number)]
-            else:
+            why = failed.get(str(number))
+            if why is None:
                 self._outcome.published[file.output] = _row(file)
+            elif why != LEFT_OUT:
+                self._outcome.failed[wanted] = why
         image = {name: value for name, value in receipt["image"].items() if name != "failed"}
         self._outcome.receipts.append({"files": len(group), **receipt, "image": image})
 
@@ -241,12 +279,6 @@ class ManyFilesRun:
         for path, name in ((result_of(listed), first.output), (listed, first.input)):
             text = text.replace(str(path), f"{name}{others}")
         return text
-
-    def _run_events(self) -> RunEvents:
-        def written(chunk: Chunk) -> None:
-            self._tell(chunk.region.shape[0])
-
-        return RunEvents(on_written=written)
 
     def _tell(self, count: int) -> None:
         if count:
@@ -356,12 +388,13 @@ class ManyFilesRun:
     # The table
 
     def _receipt(self, wanted: Sequence[Wanted], began: float) -> dict[str, Any]:
-        outcome = self._outcome
-        rows = []
+        outcome, rows = self._outcome, []
+        left = sum(file.output.name not in outcome.published and file not in outcome.failed for file in wanted)
+        why_left = f"{counted(left, 'file')} not written: {outcome.disk_error}"
         for file in wanted:
             row = outcome.published.get(file.output.name)
             if row is None:
-                row = [_absolute(file.input), None, None, file.output.name, outcome.failed.get(file, "was not run")]
+                row = [_absolute(file.input), None, None, file.output.name, outcome.failed.get(file, why_left)]
             else:
                 row = [*row, None]
             rows.append(row)
@@ -401,7 +434,7 @@ class ManyFilesRun:
             file.write_at(0, data)
             file.publish()
         except MillraceError as error:
-            raise StorageError(f"the files are complete, but not their table: {error}") from error
+            raise StorageError(f"results are published, but not their table: {error}") from error
         finally:
             file.discard()
 

@@ -131,7 +131,7 @@ def plan_job(
         target, limit = device.target_bytes(job.summary.nbytes), ring_bytes // device.ring_depth
         if isinstance(device, Device) and unpacks(device, job):
             # A chunk whose codecs are on a GPU takes some 5 ms besides its bytes: H200, Zarr of 2 MiB chunks.
-            while device.readers > 1 and limit * 2 // 3 < target * device.readers // 2:
+            while device.readers > 1 and 2 * limit < target * (device.readers + device.writers):
                 device = device.with_fewer_lanes()
                 limit = ring_bytes // device.ring_depth
             limit -= limit // 3  # see PlannedJob.slot_bytes

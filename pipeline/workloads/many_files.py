@@ -37,6 +37,7 @@ from pipeline.workloads.protocol import (
 # Small chunks take turns of the interpreter's lock; pinned memory for large ones takes long to allocate: a ring for
 # these 0.15 s, three rings of 64 MiB slots 0.65 s (H200, H100).
 MOST_CHUNK_BYTES = 32 << 20
+LEFT_OUT = "left out"
 # Faults of one file.
 _FAULTS = (InputError, StorageError, OperatorError)
 
@@ -153,7 +154,7 @@ class ManyFiles:
 
     def leave_out(self, numbers: Sequence[int]) -> None:
         """Do not publish these files."""
-        self.failed.update({number: "left out" for number in numbers if number not in self.failed})
+        self.failed.update({number: LEFT_OUT for number in numbers if number not in self.failed})
 
     def close(self) -> None:
         self.job.close()

@@ -203,6 +203,9 @@ class CpuDevice(Device):
     readers = writers = 1
     # Small enough that the ring stays in the last-level cache on its way from reader to writer.
     chunk_range = (8 * MIB, 8 * MIB)
+    # Each chunk of many small files takes some milliseconds of the interpreter: 5,000 files of 512² u16 on two cores
+    # take 0.83 and 0.87 of the time that they take in chunks of 8 MiB.
+    chunk_range_of_files = (8 * MIB, 32 * MIB)
 
     def __init__(self, threads: int | None = None, overlap: int = 5) -> None:
         self.overlap = overlap
@@ -268,8 +271,7 @@ class CudaDevice(Device):
         self.overlap = overlap
         # One thread copies 5 to 13 GB/s between a file and pinned memory, the bus carries 50 each way.
         self.readers = max(1, min(len(os.sched_getaffinity(0)) // 4, 6))
-        # Twice as many, since a chunk may be a single block of the file, which only one core encodes.
-        self.writers = 2 * self.readers
+        self.writers = self.readers
         self.ring_depth = 1 if overlap == 1 else self.readers + self.writers + 1
         self._cupy = cupy
         self._ordinal = ordinal
@@ -309,9 +311,7 @@ class CudaDevice(Device):
 
     def with_fewer_lanes(self) -> CudaDevice:
         twin = copy(self)
-        if self.writers <= self.readers:
-            twin.readers = max(self.readers // 2, 1)
-        twin.writers = max(twin.readers // 2, 1)
+        twin.readers, twin.writers = max(self.readers - 1, 1), max(self.writers // 2, 1)
         twin.ring_depth = min(self.ring_depth, twin.readers + twin.writers + 1)
         return twin
 

@@ -368,6 +368,10 @@ class FileListWriter(ImageWriter):
             sync_file_system(staged)
 
     def publish(self, on_sealed: Callback = no_callback) -> None:
+        with writing(self.path), self._in_staged() as staged:
+            for number in self.left_out:  # a full disk needs their room
+                with suppress(OSError):
+                    os.unlink(self._list.files[number].output, dir_fd=staged)
         self.flush()
         first = Path(self._list.folder, self._list.files[0].output)
         with (

@@ -162,6 +162,7 @@ def test_one_file_into_a_folder(folder, millrace, name):
         (("in", "in"), "in/i0.tif is an input itself: give --output"),
         (("in", "out", "--output", "same.tif"), "in/i0.tif and in/i1.tif would both become out/same.tif"),
         (("in", "out", "--output", "{stem}{date}"), "--output {stem}{date}: {date} is none of {stem}"),
+        (("in", "out", "--output", "{stem"), "--output {stem: close or remove the brace"),
         (("in", "out", "--output", "../{name}"), "--output ../{name}: must name a file in OUTPUT"),
         (("in", "out", "--output", "{stem}.bmp"), "unsupported image format .bmp"),
         (("in/*0.tif", "in/i1.tif", "there"), "there/i0.tif: is not a regular file and would be replaced"),

@@ -16,12 +16,13 @@ import pytest
 
 from kernels.runtime.threads import for_each
 from pipeline import metrics
+from pipeline.engine import device_pipeline
 from pipeline.engine.device_pipeline import DevicePipeline, slot_bytes
 from pipeline.engine.devices.buffers import ALIGNMENT_BYTES, allocate_host_slot, buffer_bytes, carve
 from pipeline.engine.devices.device import OVERLAPS, CpuDevice, CudaDevice
 from pipeline.engine.stages import ALWAYS, StageRecord
 from pipeline.formats.image.base import Region
-from pipeline.stopping import SIGNALS
+from pipeline.stopping import SIGNALS, Stopped
 from pipeline.workloads.protocol import ArraySpec, Chunk, Plan
 from tests.pipeline.in_time import in_background, in_time
 
@@ -165,6 +166,28 @@ def test_interruption_stops_every_thread(monkeypatch):
         interrupt_the_next_wait(pipeline, plan, monkeypatch)
     assert len(workload.results) < 500
     assert set(threading.enumerate()) <= before
+
+
+@in_time
+def test_a_stopped_job_does_not_wait_for_a_reader_without_an_answer(monkeypatch):
+    monkeypatch.setattr(device_pipeline, "_PATIENCE_S", 0.05)
+    answer, asked = threading.Event(), threading.Event()
+
+    class Silent(Counting):
+        def read(self, chunk, inputs):
+            asked.set()
+            assert answer.wait(60)
+
+    workload, plan = Silent(), make_plan(5)
+    pipeline = open_pipeline(CpuDevice(2), workload, plan).__enter__()
+    in_background(pipeline.stream, plan.chunks)
+    assert asked.wait(60)
+    pipeline.__exit__(Stopped, Stopped(signal.SIGINT), None)
+    (reader,) = (thread for thread in pipeline._threads if thread.is_alive())
+    assert "-read-" in reader.name
+    answer.set()
+    reader.join(60)
+    assert workload.results == {}
 
 
 def slowly(chunk=None):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 
@@ -15,12 +16,14 @@ from pipeline.engine.devices.device import CpuDevice
 from pipeline.engine.listing import Scan, Wanted
 from pipeline.engine.many import ManyEvents, ManyFilesRun, ManyOptions
 from pipeline.engine.run import RunOptions
-from pipeline.errors import OutputError
+from pipeline.errors import OutputError, StorageError
 from pipeline.formats import image as images
-from pipeline.formats.image.file_list import ListedFile
+from pipeline.formats.image import file_list
+from pipeline.formats.image.file_list import FileListWriter, ListedFile
 from pipeline.stopping import Stopped
+from pipeline.storage.writable import writing
 from pipeline.workloads import workload_named
-from tests.images import read_image, write_image
+from tests.images import names_in, read_image, write_image
 
 
 def asked(folder, *, resume=False, workload="smooth", chunk_bytes=None, **parameters):
@@ -103,6 +106,47 @@ def test_an_interrupted_list_goes_on_from_its_ledger(tmp_path, monkeypatch):
         from kernels.smoothing import uniform_filter
 
         np.testing.assert_array_equal(read_image(each.output), uniform_filter(read_image(each.input), 3))
+
+
+@pytest.mark.parametrize("loops", [None, whole_files], ids=["by the interpreter", "by compiled loops"])
+def test_a_full_disk_publishes_the_files_that_are_written(tmp_path, monkeypatch, loops):
+    monkeypatch.setattr(file_list, "loops_for", lambda count: loops)
+    wanted, written, plain = wanted_in(tmp_path, 12), [], FileListWriter.write
+    wanted[2].input.write_bytes(wanted[2].input.read_bytes()[:-9])
+
+    def write(writer, region, samples):
+        if len(written) == 3:
+            staged = writer._staged / "i7.tif"
+            with writing(staged.parent / "i7.tif", 544):
+                staged.write_bytes(b"II*")
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        plain(writer, region, samples)
+        written.append(region.start[0])
+
+    monkeypatch.setattr(FileListWriter, "write", write)
+    options = {"size": "3", "chunk_bytes": 2 * 2 * 16 * 17 * 2}
+    run = ManyFilesRun(asked(tmp_path, **options), CpuDevice(1))
+    receipt = run.run(wanted)
+    assert (receipt["published"], receipt["failed"], run.published) == (6, 6, 6)
+    errors = [row[4] for row in receipt["files"]]
+    assert "i2.tif: " in errors[2]
+    assert set(errors[7:]) == {errors[7]}
+    assert "5 files not written: " in errors[7]
+    assert "no space: 544 bytes are needed" in errors[7]
+    assert names_in(tmp_path / "out") == [*(f"i{n}.tif" for n in (0, 1, 3, 4, 5, 6)), many.TABLE]
+    monkeypatch.setattr(FileListWriter, "write", plain)
+    receipt = ManyFilesRun(asked(tmp_path, resume=True, **options), CpuDevice(1)).run(wanted)
+    assert (receipt["published"], receipt["skipped"], receipt["failed"]) == (11, 6, 1)
+
+
+def test_a_disk_that_is_full_from_the_start_is_one_line(tmp_path, monkeypatch):
+    def write(writer, region, samples):
+        raise StorageError("out/i0.tif: no space")
+
+    monkeypatch.setattr(FileListWriter, "write", write)
+    with pytest.raises(StorageError, match="no space"):
+        ManyFilesRun(asked(tmp_path), CpuDevice(1)).run(wanted_in(tmp_path, 3))
+    assert names_in(tmp_path / "out") == [".millrace"]
 
 
 def test_progress_counts_every_file_once(tmp_path):

@@ -142,11 +142,11 @@ def test_a_device_encodes_chunks_of_shards_that_no_chunk_of_the_job_holds(tmp_pa
 
 def test_a_gpu_has_fewer_lanes_if_its_chunks_would_be_small(tmp_path, image, monkeypatch):
     gpu = object.__new__(CudaDevice)
-    gpu.readers, gpu.writers, gpu.ring_depth = 4, 8, 13
+    gpu.readers, gpu.writers, gpu.ring_depth = 4, 4, 9
     fewer = gpu.with_fewer_lanes()
     fewest = fewer.with_fewer_lanes()
     lanes = [(each.readers, each.writers, each.ring_depth) for each in (gpu, fewer, fewest)]
-    assert lanes == [(4, 8, 13), (4, 2, 7), (2, 1, 4)]
+    assert lanes == [(4, 4, 9), (3, 2, 6), (2, 1, 4)]
     store(tmp_path / "in.zarr", image)
     spec = JobSpec(
         workload="smooth", input=tmp_path / "in.zarr", output=tmp_path / "out.zarr",

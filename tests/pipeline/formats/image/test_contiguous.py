@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -33,11 +34,24 @@ def block_sizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize("dtype", ["u1", "<u2", ">u2", ">f8"])
 @pytest.mark.parametrize("shape", [(1, 997), (41, 53), (101, 5), (13, 11, 3), (3, 7, 11, 2), (211,)])
 def test_any_region_in_and_out(dtype: str, shape: tuple[int, ...], tmp_path: Path) -> None:
+    check_regions(dtype, shape, tmp_path)
+
+
+@pytest.mark.parametrize("dtype", ["u1", ">u2", "<f8"])
+@pytest.mark.parametrize("shape", [(1, 997), (41, 53), (3, 7, 11, 2)])
+def test_any_region_of_a_file_in_memory(dtype: str, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contiguous, "PART_BYTES", 100)
+    monkeypatch.setattr("os.pwrite", None)
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        check_regions(dtype, shape, Path(folder))
+
+
+def check_regions(dtype: str, shape: tuple[int, ...], folder: Path) -> None:
     stored = ContiguousSamples(shape=shape, dtype=np.dtype(dtype), offset=OFFSET)
     native = stored.dtype.newbyteorder("=")
     image = samples(ImageHeader(shape=shape, axes="", dtype=native))
     assert stored.nbytes == image.nbytes
-    file = PartialFile(tmp_path / "a", OFFSET + image.nbytes)
+    file = PartialFile(folder / "a", OFFSET + image.nbytes)
 
     @QUICK
     @given(regions_of(shape), st.integers(0, 2**32))
@@ -55,6 +69,17 @@ def test_any_region_in_and_out(dtype: str, shape: tuple[int, ...], tmp_path: Pat
     stored.write(file, Region.whole(shape), image)
     check()
     file.discard()
+
+
+def test_threads_share_a_large_region_of_a_file_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    shared: list[range] = []
+    monkeypatch.setattr(contiguous, "for_each", lambda work, rows: shared.append(rows) or list(map(work, rows)))
+    stored = ContiguousSamples(shape=(1, 5, 1 << 21), dtype=np.dtype(np.uint16), offset=OFFSET)
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        file = PartialFile(Path(folder, "a"), OFFSET + stored.nbytes)
+        stored.write(file, Region.whole(stored.shape), np.ones(stored.shape, np.uint16))
+        file.discard()
+    assert shared == [range(0, 5, 2)]
 
 
 def test_offsets_beyond_32_and_53_bits(tmp_path: Path) -> None:
