@@ -5,8 +5,8 @@
 
 over a box around p: a mean over the neighbours of a similar value, which leaves edges as they are.
 
-Images of integers and float32 are computed in float32, tap by tap in the order of memory, without fused operations, and
-the exponential is a polynomial (relative error 2e-7): CPU and GPU give the same bits. Integers are rounded once, to
+Images of integers and float32 are computed in float32, tap by tap in the order of memory, and the exponential is a
+polynomial (relative error 2e-7): CPU and GPU give the same bits. Integers are rounded once, to
 nearest: within 0.51 of a step of the definition for uint8, 0.6 for 16 bits; float32 within 2e-6 of the window's range,
 or of its largest magnitude. float64 images are computed in float64, within 1e-14. A window with a NaN or an infinity
 gives NaN.
@@ -31,9 +31,8 @@ from kernels.runtime.filtering import check_cval, filtered_axes, per_axis
 __all__ = ["MAX_SIZE", "bilateral", "default_sizes"]
 
 MAX_SIZE = 31  # samples of the window along an axis
-# 2**-f = 1 + f (POWERS[0] + f (POWERS[1] + …)) for f in [0, 1), the same numbers as in bilateral.cu.
-POWERS = (-0.6931470632553101, 0.24022436141967773, -0.05549075827002525, 0.009579178877174854,
-          -0.0012747475411742926, 0.00010902299982262775)  # fmt: skip
+# 2**-f = 1 + f (POWERS[0] + f (POWERS[1] + …)) for f in [-1/2, 1/2], the same numbers as in bilateral.cu.
+POWERS = (-0.6931470632553101, 0.24022234976291656, -0.055506784468889236, 0.009671961888670921, -0.0013274633092805743)
 
 
 @dataclass(frozen=True, kw_only=True)

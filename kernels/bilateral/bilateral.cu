@@ -6,10 +6,11 @@
 // Floors of N samples of b bytes with w taps, on a device with bandwidth B that starts C operations a second (one a lane
 // and cycle: 28 T/s of an H200 at 1.755 GHz):
 //   bytes       2 N b / B    each sample is read once and written once
-//   operations  21 w N / C   difference, square, exponent, polynomial, two sums; none fused, so that the CPU has the same bits
+//   operations  15 w N / C   difference, square, exponent, its whole part, polynomial, two sums; fused where the CPU fuses
+// Measured for 8192 × 8192 of 16 bits (H200, 2026-11-27): 5 × 5 1.76 ms of 0.90, 9 × 9 4.30 ms of 2.9.
 //
 //   bilateral_tiles   a block computes 32 × 32 results; its samples with their halo lie in shared memory, plane by plane
-//                     of the window. A thread computes four results a row apart, whose centres and sums stay in registers.
+//                     of the window. A thread computes four results eight rows apart, whose centres and sums stay in registers.
 //
 //                       |  barrier     the plane before has been read; no block waits for another
 //                     all threads    a plane of the window -> shared memory
@@ -31,18 +32,19 @@ struct BilateralTask {
     double scale;
 };
 
-// The weight of a binary exponent -power. 2**-f is a polynomial, the numbers of kernels/bilateral/__init__.py.
+// The weight of a binary exponent -power, 0 from 127 on. 2**-f is a polynomial, the numbers of kernels/bilateral/__init__.py;
+// the nearest whole number is in the lowest bits of `shifted`, and goes to the exponent's.
 __device__ inline float weight_of(float power) {
-    const int whole = static_cast<int>(fminf(power, 126.0f));
-    const float f = power - static_cast<float>(whole);
-    float sum = 0.00010902299982262775f;
-    sum = sum * f + -0.0012747475411742926f;
-    sum = sum * f + 0.009579178877174854f;
-    sum = sum * f + -0.05549075827002525f;
-    sum = sum * f + 0.24022436141967773f;
-    sum = sum * f + -0.6931470632553101f;
-    sum = sum * f + 1.0f;
-    return power < 126.0f ? sum * __int_as_float((127 - whole) << 23) : 0.0f;
+    constexpr float WHOLE = 12582912.0f;  // 1.5 · 2²³
+    power = fminf(power, 127.0f);
+    const float shifted = WHOLE - power;
+    const float f = power + (shifted - WHOLE);
+    float sum = fma_rn(-0.0013274633092805743f, f, 0.009671961888670921f);
+    sum = fma_rn(sum, f, -0.055506784468889236f);
+    sum = fma_rn(sum, f, 0.24022234976291656f);
+    sum = fma_rn(sum, f, -0.6931470632553101f);
+    sum = fma_rn(sum, f, 1.0f);
+    return __int_as_float(__float_as_int(sum) + (__float_as_int(shifted) << 23));
 }
 
 __device__ inline double weight_of(double power) { return exp2(-power); }
@@ -108,8 +110,8 @@ __global__ void __launch_bounds__(ACROSS * DOWN) bilateral_tiles(
                     for (int e = 0; e < EACH; ++e) {
                         const Real value = tile[(y + e * DOWN + dy) * columns + x + dx];
                         const Real apart = value - centre[e];
-                        const Real weight = weight_of(apart * apart * scale + exponent);
-                        total[e] = total[e] + weight * value;
+                        const Real weight = weight_of(fma_rn(apart * apart, scale, exponent));
+                        total[e] = fma_rn(weight, value, total[e]);
                         weights[e] = weights[e] + weight;
                     }
                 }

@@ -15,12 +15,14 @@ from kernels.runtime.arrays import native
 from kernels.runtime.compiled import compiled
 from kernels.runtime.threads import for_each
 from kernels.smoothing.borders import border_indices
-from kernels.smoothing.cpu.rows import generated, load, reload, store
+from kernels.smoothing.cpu.rows import fma, generated, load, reload, store
 
-P0, P1, P2, P3, P4, P5 = (np.float32(power) for power in POWERS)
+P0, P1, P2, P3, P4 = (np.float32(power) for power in POWERS)
 MIN_SAMPLES = 1 << 12  # of a thread
 LINES = 16  # of a part
-MOST = np.float32(126)  # binary exponent: smaller weights count as 0
+ONE = np.float32(1)
+MOST = np.float32(127)  # binary exponent, of weight 0
+WHOLE = np.float32(1.5 * 2**23)  # added to a smaller number, it leaves the nearest whole one in the lowest bits
 
 
 def filtered(image: Any, task: Task, *, workers: int | None = None) -> Any:
@@ -53,15 +55,15 @@ def filtered(image: Any, task: Task, *, workers: int | None = None) -> Any:
 
 
 @generated
-def _two_to_minus(_typing: Any, exponent: Any) -> Any:
-    """2**-n of an int32, 0 … 126, as float32, by its bits."""
+def _scaled(_typing: Any, number: Any, shifted: Any) -> Any:
+    """number * 2**n, of shifted = WHOLE + n, by adding to the bits of the exponent."""
 
     def code(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
         kind = ir.IntType(32)
-        bits = builder.shl(builder.sub(kind(127), args[0]), kind(23))
-        return builder.bitcast(bits, ir.FloatType())
+        bits, exponent = (builder.bitcast(each, kind) for each in args)
+        return builder.bitcast(builder.add(bits, builder.shl(exponent, kind(23))), ir.FloatType())
 
-    return types.float32(types.int32), code
+    return types.float32(types.float32, types.float32), code
 
 
 @compiled
@@ -137,14 +139,14 @@ def _gather(
 
 @compiled
 def _weigh(weight: Any, row: Any, at: int, centre: Any, middle: int, exponent: Any, scale: Any, count: int) -> None:
-    """The weights of a tap in float32: every operation is rounded, as in bilateral.cu."""
+    """The weights of a tap in float32, by the operations of bilateral.cu."""
     for i in range(count):
         apart = load(row, at + i) - load(centre, middle + i)
-        power = apart * apart * scale + exponent
-        whole = np.int32(power if power < MOST else MOST)
-        f = power - np.float32(whole)
-        found = ((((((P5 * f + P4) * f + P3) * f + P2) * f + P1) * f + P0) * f + np.float32(1)) * _two_to_minus(whole)
-        store(weight, i, found if power < MOST else np.float32(0))
+        power = fma(apart * apart, scale, exponent)
+        power = power if power < MOST else MOST
+        shifted = WHOLE - power
+        f = power + (shifted - WHOLE)
+        store(weight, i, _scaled(fma(fma(fma(fma(fma(P4, f, P3), f, P2), f, P1), f, P0), f, ONE), shifted))
 
 
 @compiled
@@ -160,7 +162,7 @@ def _weigh_exactly(
 @compiled
 def _add_product(total: Any, weight: Any, row: Any, at: int, count: int) -> None:
     for i in range(count):
-        store(total, i, reload(total, i) + load(weight, i) * load(row, at + i))
+        store(total, i, fma(load(weight, i), load(row, at + i), reload(total, i)))
 
 
 @compiled

@@ -11,10 +11,9 @@ same bits, except for floats below 1.2e-38, which CuPy's arithmetic sets to 0.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from numbers import Real
-from operator import sub, truediv
 from typing import Any, TypedDict, Unpack
 
 import numpy as np
@@ -73,9 +72,12 @@ def difference_of_gaussians(
     wider: Any = np.multiply(1.6, low_sigma).tolist() if high_sigma is None else high_sigma
     omits = options.get("nan_policy") == "omit"
 
-    def difference(image: Any, narrow: Any, wide: Any) -> Any:
-        xp = namespace(image)
-        return xp.where(xp.isnan(image), image, narrow - wide) if omits else narrow - wide
+    def difference(image: Any, smooth: Iterator[Any]) -> Any:
+        found = next(smooth)
+        found -= next(smooth)
+        if omits:
+            found[namespace(image).isnan(image)] = math.nan
+        return found
 
     return _combined(image, [(low_sigma, 0), (wider, 0)], difference, options)
 
@@ -90,7 +92,14 @@ def gaussian_laplace(image: Any, sigma: Sigma, **options: Unpack[Options]) -> An
     check_array("image", image)
     axes = filtered_axes(image.shape, image.dtype, options.get("axes"), options.get("channel_axis"))
     orders = [tuple(2 * (axis == along) for axis in axes) for along in axes]
-    return _combined(image, [(sigma, order) for order in orders], lambda _, *second: sum(second), options)
+
+    def total(_: Any, second: Iterator[Any]) -> Any:
+        found = next(second)
+        for each in second:
+            found += each
+        return found
+
+    return _combined(image, [(sigma, order) for order in orders], total, options)
 
 
 def unsharp_mask(image: Any, sigma: Sigma = 1.0, amount: float = 1.0, **options: Unpack[Options]) -> Any:
@@ -105,25 +114,37 @@ def unsharp_mask(image: Any, sigma: Sigma = 1.0, amount: float = 1.0, **options:
     if not isinstance(number, Real) or not math.isfinite(float(number)):
         raise ValueError(f"amount must be a finite number; got {amount!r}")
 
-    def sharp(floats: Any, smooth: Any) -> Any:
-        found = floats + floats.dtype.type(amount) * (floats - smooth)
-        if image.dtype.kind == "f":
-            return found
-        ends = np.iinfo(image.dtype)
-        return namespace(found).rint(found).clip(ends.min, ends.max).astype(image.dtype)
+    def sharp(floats: Any, smooth: Iterator[Any]) -> Any:
+        found = _difference(floats, smooth)
+        found *= floats.dtype.type(amount)
+        found += floats
+        if image.dtype.kind != "f":
+            ends, xp = np.iinfo(image.dtype), namespace(found)
+            xp.clip(xp.rint(found, out=found), ends.min, ends.max, out=found)
+        return found
 
     return _combined(image, [(sigma, 0)], sharp, options, keeps_dtype=True)
 
 
 def subtract_background(image: Any, sigma: Sigma = 50.0, **options: Unpack[Options]) -> Any:
     """The image minus its background, a wide Gaussian. As in `difference_of_gaussians`."""
-    return _combined(image, [(sigma, 0)], sub, options)
+    return _combined(image, [(sigma, 0)], _difference, options)
 
 
 def divide_background(image: Any, sigma: Sigma = 50.0, **options: Unpack[Options]) -> Any:
     """The image divided by its background, a wide Gaussian: uneven light becomes even. As in
     `difference_of_gaussians`."""
-    return _combined(image, [(sigma, 0)], truediv, options)
+
+    def quotient(floats: Any, smooth: Iterator[Any]) -> Any:
+        found = next(smooth)
+        return namespace(found).divide(floats, found, out=found)
+
+    return _combined(image, [(sigma, 0)], quotient, options)
+
+
+def _difference(floats: Any, smooth: Iterator[Any]) -> Any:
+    found = next(smooth)
+    return namespace(found).subtract(floats, found, out=found)
 
 
 @_silent
@@ -150,12 +171,13 @@ def deviation_filter(image: Any, size: int | Sequence[int] = 3, **options: Unpac
 
     def total(values: Any, beyond: float) -> Any:
         """Over each box. Sums of integers are made exact again."""
-        found = uniform_filter(values, sizes, cval=beyond, **asked) * math.prod(sizes)
-        if image.dtype.kind == "f" and not omits:
+        found = uniform_filter(values, sizes, cval=beyond, **asked)
+        found *= math.prod(sizes)
+        if image.dtype.kind != "f":
+            return xp.rint(found, out=found)
+        if not omits:
             return found
         whole = xp.rint(found)
-        if image.dtype.kind != "f":
-            return whole
         # Of an image whose missing samples are NaN: integers come as float64.
         return xp.where(abs(found - whole) <= abs(found) * 2.0**-50, whole, found)
 
@@ -165,21 +187,28 @@ def deviation_filter(image: Any, size: int | Sequence[int] = 3, **options: Unpac
             missing = xp.isnan(samples)
             samples[missing] = 0
             count = total((~missing).astype(np.float64), 1)
-        mean, squares = total(samples, cval), total(samples * samples, cval * cval)
-        return _filled(out, xp.sqrt(xp.maximum(count * squares - mean * mean, 0)) / count, dtype)
+        mean = total(samples, cval)
+        samples *= samples
+        found = total(samples, cval * cval)
+        found *= count
+        mean *= mean
+        found -= mean
+        found = xp.sqrt(xp.maximum(found, 0, out=found), out=found)
+        found /= count
+        return _filled(out, found, dtype)
 
 
 @_silent
 def _combined(
     image: Any,
     gaussians: Sequence[tuple[Sigma, int | Sequence[int]]],
-    combine: Callable[..., Any],
+    combine: Callable[[Any, Iterator[Any]], Any],
     options: Any,
     *,
     keeps_dtype: bool = False,
 ) -> Any:
     """What `combine` makes of the image and its Gaussians (standard deviation, derivative along each axis), all in
-    floats and over the same places."""
+    floats and over the same places. It may write to the Gaussians, which are computed one by one."""
     axes, modes, out = _checked(image, options)
     offsets = per_axis("offset", options.pop("offset", 0), axes)
     dtype = np.dtype(np.float64 if image.dtype == np.float64 else np.float32)
@@ -193,13 +222,15 @@ def _combined(
     to = _checked_out(image, out, shape, image.dtype.newbyteorder("=") if keeps_dtype else None)
     with on_stream(image, options.get("stream")):
         floats = image.astype(dtype, copy=False)
-        found = []
-        for windows, (sigma, order) in zip(along, gaussians, strict=True):
-            part, starts = _inside(floats, widest, windows)
-            at = tuple(offset + start for offset, start in zip(offsets, starts, strict=True))
-            found.append(gaussian_filter(part, sigma, order=order, mode=modes, axes=axes, offset=at, **options))
+
+        def smooth() -> Iterator[Any]:
+            for windows, (sigma, order) in zip(along, gaussians, strict=True):
+                part, starts = _inside(floats, widest, windows)
+                at = tuple(offset + start for offset, start in zip(offsets, starts, strict=True))
+                yield gaussian_filter(part, sigma, order=order, mode=modes, axes=axes, offset=at, **options)
+
         nothing = [replace(each, before=0, after=0) for each in widest]
-        return _filled(out, combine(_inside(floats, widest, nothing)[0], *found), to)
+        return _filled(out, combine(_inside(floats, widest, nothing)[0], smooth()), to)
 
 
 def _windows(

@@ -37,8 +37,8 @@ def footprint_named(name: str, radius: int, ndim: int) -> NDArray[np.bool_] | No
         raise ValueError(f"footprint must be one of {', '.join(SHAPES)}; got {name!r}")
     if name in ("disk", "ball") and ndim != (2 if name == "disk" else 3):
         raise ValueError(
-            f"footprint {name} needs {2 if name == 'disk' else 3} axes, and {ndim} are filtered: choose axes, or take "
-            f"{'ball' if ndim == 3 else 'disk' if ndim == 2 else 'cross'}"
+            f"footprint {name} needs {2 if name == 'disk' else 3} axes, and {ndim} {'is' if ndim == 1 else 'are'} "
+            f"filtered: choose axes, or take {'ball' if ndim == 3 else 'disk' if ndim == 2 else 'cross'}"
         )
     if name == "box":
         return None

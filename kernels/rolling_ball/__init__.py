@@ -87,7 +87,7 @@ def apexes(
     heights : float32 or float64, with a halo of int(radius) along the axes, which the result lacks
     """
     if not 2 <= len(axes) <= MAX_AXES:
-        raise ValueError(f"axes: a ball rolls along two or three, and {len(axes)} are given")
+        raise ValueError(f"axes: a ball rolls along two or three; got {len(axes)}")
     others = [axis for axis in range(heights.ndim) if axis not in axes]
     order = [*others, *sorted(axes)]
     moved = heights.transpose(order)

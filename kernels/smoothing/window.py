@@ -235,7 +235,7 @@ def gaussian_radius(sigma: float, *, truncate: float | None = None, radius: int 
         reach = int(radius)
     if 2 * reach + 1 > MAX_TAPS:
         raise ValueError(
-            f"a Gaussian of sigma {sigma:g} reaches {reach} samples to each side; at most {MAX_TAPS // 2} are "
+            f"a Gaussian of sigma {sigma:g} reaches {reach} samples to each side; at most {(MAX_TAPS - 1) // 2} are "
             f"supported: choose a smaller sigma, truncate or radius"
         )
     return reach if sigma > 0 else 0

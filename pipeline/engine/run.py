@@ -42,7 +42,7 @@ from pipeline.storage.partial_objects import is_published
 from pipeline.workloads import Budget, Chunk, JobSpec, OpenJob, Plan, Workload, workload_named
 from pipeline.workloads.many_files import open_job
 from pipeline.workloads.paths import receipt_path
-from pipeline.workloads.protocol import Audit, HoldsInput, KeepsIterates, NeedsWorkspace, Previews
+from pipeline.workloads.protocol import Audit, HoldsInput, KeepsIterates, NeedsWorkspace, Previews, StatesWork
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +128,7 @@ def plan_job(
         # A GPU decodes blocks for each chunk anew; the others are few.
         part = 8 if unpacks(device, job) else 2
         ring_bytes, held_bytes = _shares(job, options.memory_bytes, part)
-        target, limit = device.target_bytes(job.summary.nbytes), ring_bytes // device.ring_depth
+        target, limit = device.target_bytes(job.summary.nbytes), int(ring_bytes / _slots(device, job))
         if isinstance(device, Device) and unpacks(device, job):
             # A chunk whose codecs are on a GPU takes some 5 ms besides its bytes: H200, Zarr of 2 MiB chunks.
             while device.readers > 1 and 2 * limit < target * (device.readers + device.writers):
@@ -171,6 +171,15 @@ def _same_cut(earlier: Budget, budget: Budget, options: RunOptions) -> Budget:
             f"--resume continues with chunks of {format_bytes(earlier.target_bytes)}, too large for --memory: raise it"
         )
     return earlier
+
+
+def _slots(device: PlannedDevice, job: OpenJob) -> float:
+    """Chunks that take as much memory as the ring and, on a CPU, what is computed beside it: all slots but two at once.
+    A GPU computes in its own memory."""
+    slots = device.ring_depth
+    if isinstance(job, StatesWork) and device.name.endswith("cpu"):
+        return slots + max(slots - 2, 1) * job.work_ratio
+    return slots
 
 
 def _shares(job: OpenJob, memory_bytes: int, part: int) -> tuple[int, int]:

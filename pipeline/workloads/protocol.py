@@ -329,6 +329,15 @@ class NeedsWorkspace(Protocol):
 
 
 @runtime_checkable
+class StatesWork(Protocol):
+    """A job whose `compute` makes arrays of its own, on the device."""
+
+    @property
+    def work_ratio(self) -> float:
+        """Their bytes for each byte of the chunk, input and output together."""
+
+
+@runtime_checkable
 class StatesDeviceMemory(Protocol):
     """A job that states how much of a GPU's memory it takes, and is kept to it."""
 

@@ -123,12 +123,7 @@ def _npp(work: Workload, image: Any) -> Work | None:
     out = cupy.ones_like(image)
     rows, columns = image.shape[:2]
     size, step = _Pair(columns, rows), image.strides[0]
-    found = cupy.cuda.runtime.getDeviceProperties(0)
-    context = _StreamContext(
-        device=0, multiprocessors=found["multiProcessorCount"], major=found["major"], minor=found["minor"],
-        threads_multiprocessor=found["maxThreadsPerMultiProcessor"], threads_block=found["maxThreadsPerBlock"],
-        shared_bytes_block=found["sharedMemPerBlock"],
-    )  # fmt: skip
+    context = _npp_context()
     source, target = (ctypes.c_void_p(array.data.ptr) for array in (image, out))
     mask, anchor = _Pair(work.size, work.size), _Pair(work.size // 2, work.size // 2)
 
@@ -140,6 +135,17 @@ def _npp(work: Workload, image: Any) -> Work | None:
             raise RuntimeError(f"NPP returned {status}")
 
     return run
+
+
+def _npp_context() -> _StreamContext:
+    import cupy
+
+    found = cupy.cuda.runtime.getDeviceProperties(0)
+    return _StreamContext(
+        device=0, multiprocessors=found["multiProcessorCount"], major=found["major"], minor=found["minor"],
+        threads_multiprocessor=found["maxThreadsPerMultiProcessor"], threads_block=found["maxThreadsPerBlock"],
+        shared_bytes_block=found["sharedMemPerBlock"],
+    )  # fmt: skip
 
 
 def _npp_library() -> Any:

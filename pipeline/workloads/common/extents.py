@@ -24,7 +24,7 @@ from pipeline.workloads.common.axes import axes_named, usual_axes
 from pipeline.workloads.protocol import Parameters
 
 _EXTENT = re.compile(
-    r"\s*(?:(?P<letter>[A-Za-z])\s*=\s*)?(?P<number>(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(?P<unit>[^\W\d_]*)\s*"
+    r"\s*(?:(?P<letter>[A-Za-z])\s*=\s*)?(?P<number>-?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(?P<unit>[^\W\d_]*)\s*"
 )
 
 
@@ -36,6 +36,8 @@ def _or_text(value: Any, handler: Callable[[Any], Any]) -> Any:
         raise ValueError(f"'{value}': {found['unit']} is not a unit of length; use nm, um, mm, cm, m or in")
     if not found["unit"]:
         handler(found["number"])
+    elif found["number"].startswith("-"):
+        raise ValueError(f"'{value}' is negative: give a length above 0")
     return value.strip()
 
 

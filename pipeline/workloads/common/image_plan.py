@@ -36,7 +36,6 @@ def plan_image(
     whole: Collection[int] = (),
     pads_uncut: bool = False,
     storage: Storage | None = None,
-    work_bytes: int = 0,
     also: Sequence[tuple[Path, ImageHeader]] = (),
 ) -> Plan:
     """Cut an image along the blocks of its input and output.
@@ -47,7 +46,6 @@ def plan_image(
     most_bytes : of a chunk's input and output samples together
     whole      : axes that no chunk parts, besides the samples of a pixel
     storage    : of the output
-    work_bytes : of each sample that computing takes besides the chunk's own
     also       : further outputs of the same shape
     pads_uncut : chunks hold the halo along every axis; else only along those that are cut
 
@@ -69,7 +67,7 @@ def plan_image(
     if most_bytes is not None:
         limit = min(limit, most_bytes)
     cut: Callable[..., Tiling | None] = partial(
-        best_tiling, source.shape, halo, max(source.dtype.itemsize, header.dtype.itemsize) + work_bytes,
+        best_tiling, source.shape, halo, max(source.dtype.itemsize, header.dtype.itemsize),
         whole={*whole, *(axis for axis, letter in enumerate(source.axes) if letter == "S")}, pads_uncut=pads_uncut,
         multiple=multiple,
     )  # fmt: skip

@@ -8,6 +8,7 @@ as they are: no result of a Gaussian is rounded to the image's integers on the w
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Annotated, Any
 
 import numpy as np
@@ -52,6 +53,7 @@ def _each(name: str, values: Any, axes: int) -> tuple[Any, ...]:
     return tuple(values) * (axes // len(values))
 
 
+@lru_cache(maxsize=256)  # a stream of chunks repeats them
 def _windows(
     of: Gaussian, axes: Sequence[int], dtype: Any = np.float32, *, nan_policy: str = "propagate"
 ) -> list[Window]:
@@ -135,6 +137,11 @@ def _described(gaussians: Callable[..., list[Gaussian]]) -> Callable[..., dict[s
     return describe
 
 
+def _work(floats: float) -> Callable[[Any], float]:
+    """Those of the arrays that are held at once. If samples are left out, those that count are filtered, too."""
+    return lambda asked: floats * (2.5 if _policy(asked) == "omit" else 1)
+
+
 def _of(gaussians: Callable[..., list[Gaussian]]) -> dict[str, Any]:
     """Options of an operator of these Gaussians."""
     return {"halo": _reach_of(gaussians), "remarks": _described(gaussians), "anchored": True}
@@ -215,11 +222,11 @@ def box(
     """Take the mean over a box around each pixel."""
     assert axes is not None
     options: dict[str, Any] = {"axes": axes, "nan_policy": nan_policy, "out": out, "workers": 1, "stream": stream}
-    options["offset"] = [edges.first[axis] for axis in axes]
+    options["offset"] = tuple(edges.first[axis] for axis in axes)
     uniform_filter(block, _each("size", size or (3,), len(axes)), mode=modes(block, out, axes), **options)
 
 
-@_operator(**_of(_two), dtype=_float_of)
+@_operator(**_of(_two), dtype=_float_of, work_floats=_work(3.25))
 def dog(
     block: Any,
     *,
@@ -239,7 +246,7 @@ def dog(
     _apply(composites.difference_of_gaussians, block, both, [each for each, _ in both], **options)
 
 
-@_operator(**_of(_second_derivatives), dtype=_float_of, missing_as_nan=False)
+@_operator(**_of(_second_derivatives), dtype=_float_of, missing_as_nan=False, work_floats=_work(5))
 def log(block: Any, *, sigma: Sigma = (2.0,), axes: Axes = None, out: Any, stream: Any, edges: Any) -> None:
     """Laplacian of Gaussian: the sum of the smoothed image's second derivatives, negative on bright spots."""
     assert axes is not None
@@ -247,7 +254,7 @@ def log(block: Any, *, sigma: Sigma = (2.0,), axes: Axes = None, out: Any, strea
     _apply(composites.gaussian_laplace, block, derivatives, [sigma], axes=axes, edges=edges, out=out, stream=stream)
 
 
-@_operator(**_of(_one), keeps_range=False)
+@_operator(**_of(_one), work_floats=_work(2.25))
 def unsharp(
     block: Any,
     *,
@@ -266,7 +273,7 @@ def unsharp(
     _apply(composites.unsharp_mask, block, _one(len(axes), sigma=sigma), [sigma], amount, **options)
 
 
-@_operator(**_of(_one), dtype=_float_of, name="subtract-background")
+@_operator(**_of(_one), dtype=_float_of, work_floats=_work(2.25), name="subtract-background")
 def subtract_background(
     block: Any,
     *,
@@ -284,7 +291,7 @@ def subtract_background(
     _apply(composites.subtract_background, block, _one(len(axes), sigma=sigma), [sigma], **options)
 
 
-@_operator(**_of(_one), dtype=_float_of, name="divide-background")
+@_operator(**_of(_one), dtype=_float_of, work_floats=_work(2.25), name="divide-background")
 def divide_background(
     block: Any,
     *,
@@ -302,7 +309,7 @@ def divide_background(
     _apply(composites.divide_background, block, _one(len(axes), sigma=sigma), [sigma], **options)
 
 
-@_operator(halo=_box_reach, dtype=_float_of, anchored=_has_long_side)
+@_operator(halo=_box_reach, dtype=_float_of, work_floats=_work(6), anchored=_has_long_side)
 def deviation(
     block: Any,
     *,

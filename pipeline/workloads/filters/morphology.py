@@ -106,7 +106,7 @@ def _of(operation: str, summary: str) -> Any:
     return image_operator(
         _apply, name=operation, given={"operation": operation}, summary=summary, tolerance=0,
         halo=partial(_halo, operation=operation), computes_in=computed_in, keeps_range="hat" not in operation,
-        keeps_rows=True,
+        keeps_rows=True, work_floats=len(_FILTERS[operation]) - 1,
     )  # fmt: skip
 
 

@@ -32,12 +32,12 @@ NanPolicy = Annotated[Literal["omit", "raise"], Field(description="float images:
 def _halo(asked: Any, axes: int) -> Sequence[int]:
     """For the ball's top, and for all that it reaches from there."""
     if axes not in (2, 3):
-        raise ValueError(f"axes: a ball rolls along two or three, and {axes} are given")
+        raise ValueError(f"axes: a ball rolls along two or three; got {axes}")
     return [2 * int(asked.radius)] * axes
 
 
 @image_operator(  # type: ignore[untyped-decorator]
-    halo=_halo, computes_in=computed_in, name="rolling-ball", missing_as_nan=True
+    halo=_halo, computes_in=computed_in, name="rolling-ball", missing_as_nan=True, work_floats=4
 )
 def rolling_ball(
     block: Any,
@@ -63,10 +63,10 @@ def rolling_ball(
         first = tuple(at + reach if axis in along else at for axis, at in enumerate(edges.first))
         edges = replace(edges, first=first)
     if not background:
-        heights = image - heights
+        xp.subtract(image, heights, out=heights)
     elif image.dtype.kind == "f":
         xp.copyto(heights, np.nan, where=xp.isnan(image))
     if out.dtype.kind != "f":
         ends = np.iinfo(out.dtype)
-        heights = xp.rint(heights).clip(ends.min, ends.max)
+        xp.clip(xp.rint(heights, out=heights), ends.min, ends.max, out=heights)
     out[...] = heights

@@ -57,9 +57,9 @@ def window(size: tuple[int, ...] | None, footprint: str, radius: int | None, axe
     return {"footprint": footprint_named(footprint, radius, axes)}
 
 
-def modes(block: Any, out: Any, axes: Any) -> list[str]:
+def modes(block: Any, out: Any, axes: Any) -> tuple[str, ...]:
     """The border mode along each axis: whole windows only, or any if `out` is as long as the block."""
-    return ["nearest" if out.shape[axis] == block.shape[axis] else "valid" for axis in axes]
+    return tuple("nearest" if out.shape[axis] == block.shape[axis] else "valid" for axis in axes)
 
 
 def sides_of(asked: Any, axes: int) -> tuple[int, ...]:

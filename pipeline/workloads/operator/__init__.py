@@ -65,6 +65,7 @@ def image_operator(
     keeps_range: bool | Callable[[Any], bool] = False,
     anchored: bool | Callable[[Any], bool] = False,
     keeps_rows: bool = False,
+    work_floats: float | Callable[[Any], float] = 0,
     missing_as_nan: bool | Callable[[Any], bool] = False,
     remarks: Callable[..., Mapping[str, str]] | None = None,
     name: str | None = None,
@@ -101,6 +102,9 @@ def image_operator(
                 function of the parameters that returns whether it does
     keeps_rows : a function that fills `out` also takes it as long as the block along some axes; its results may be
                 anything where the block lacks samples (`pipeline.workloads.filters.window.modes`)
+    work_floats : how many float32 numbers (float64 if blocks are) f keeps for each sample of a block, besides the
+                block and `out`; or a function of the parameters. On a CPU, chunks are so small that `--memory` holds
+                them, too
     missing_as_nan : f gets float blocks with NaN for samples of the nodata value (float64 for integers), and
                 `nan_policy` is "omit" then. NaN in its result become the nodata value, unless `dtype` declares other
                 values. f has parameters `nan_policy` and `nodata`, and does not get the second. Or a function of the
@@ -119,7 +123,7 @@ def image_operator(
         options: dict[str, Any] = {"halo": halo, "axes": axes, "dtype": dtype, "computes_in": computes_in}
         audited: dict[str, Any] = {"reference": reference, "tolerance": tolerance, "keeps_range": keeps_range}
         further: dict[str, Any] = {"given": given or {}, "anchored": anchored, "keeps_rows": keeps_rows}
-        further["missing_as_nan"] = missing_as_nan
+        further |= {"missing_as_nan": missing_as_nan, "work_floats": work_floats}
         further["remarks"] = remarks
         made = Definition(name=name or function.__name__, function=function, **options, **audited, **further)
         return ImageOperator(made, summary)

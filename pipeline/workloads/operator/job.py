@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,15 @@ class OperatorJob:
             remarks=said,
         )  # fmt: skip
 
+    @property
+    def work_ratio(self) -> float:
+        """Between the steps of a chain, a result, and the part of it that the next one looks at, count too."""
+        first, last = self._reader.header.dtype.itemsize, self.header.dtype.itemsize
+        between = [step.header.dtype.itemsize for step in self._steps[:-1]]
+        held = (2 * given + made for given, made in pairwise([0, *between, 0]))
+        work = max(step.work_bytes + more for step, more in zip(self._steps, held, strict=True))
+        return work / (first + last)
+
     def plan(self, budget: Budget) -> Plan:
         header = self.header
         whole = {axis for axis in self.axes if header.axes[axis] in "CS"}
@@ -103,7 +113,6 @@ class OperatorJob:
         plan = plan_image(
             self._reader, self.spec, budget, self._halos[0], header=header, whole=whole, pads_uncut=True,
             storage=self._parameters.storage, also=self._written()[1:],
-            work_bytes=max(step.work_bytes for step in self._steps),
         )  # fmt: skip
         if self._kept is not None:
             dtype = self._kept_header.dtype

@@ -46,6 +46,7 @@ class Definition:
     given: Mapping[str, Any] = field(default_factory=dict)
     anchored: bool | Callable[[Any], bool] = False
     keeps_rows: bool = False
+    work_floats: float | Callable[[Any], float] = 0
     missing_as_nan: bool | Callable[[Any], bool] = False
     remarks: Callable[..., Mapping[str, str]] | None = None
 
@@ -57,7 +58,7 @@ class Step:
     axes   : of a block, by their number in the image
     halo   : samples before and after along each axis of the image
     remarks: on what was taken from the image
-    work_bytes : of each sample that is computed in another dtype than the image's, besides it
+    work_bytes : of the arrays that computing makes, for each sample of a block
     """
 
     def __init__(
@@ -88,9 +89,11 @@ class Step:
         self._within = source.dtype if definition.computes_in is None else definition.computes_in(source.dtype)
         if self._nodata is not None:
             self._within = computed_in_floats(source.dtype) if source.dtype.kind == "f" else np.dtype(np.float64)
-        self.work_bytes = 0
+        floats = definition.work_floats
+        self.work_bytes: float = floats(self.parameters) if callable(floats) else floats
+        self.work_bytes *= 8 if self._within == np.float64 else 4
         if self._within != source.dtype:
-            self.work_bytes = self._within.itemsize * (1 if self._nodata is None else 2)
+            self.work_bytes += 2 * self._within.itemsize * (1 if self._nodata is None else 2)
             self.remarks["computed in"] = self._within.name
         if parameters.mode == "constant":
             check_cval(parameters.cval, source, path)

@@ -194,6 +194,13 @@ class SmoothingJob:
 
     # The plan
 
+    @property
+    def work_ratio(self) -> float:
+        """Samples and results in the dtype that they are computed in, if it is another."""
+        if self._within == self._stored:
+            return 0
+        return 2 * self._within.itemsize / (self._stored.itemsize + self.header.dtype.itemsize)
+
     def plan(self, budget: Budget) -> Plan:
         halo = [(0, 0)] * len(self.header.shape)
         for window in self._windows:
@@ -203,10 +210,9 @@ class SmoothingJob:
         if counted is not None:
             whole = [] if self.header.channel_axis is None else [self.header.channel_axis]
             further = {"further": counted.spec, "whole": whole, "most_bytes": counted.most_bytes}
-        rounded_bytes = 0 if self._within == self._stored else self._within.itemsize
         plan = plan_image(
             self._reader, self.spec, budget, halo, header=self.header, storage=self.parameters.storage,
-            pads_uncut=isinstance(self._reader, CroppedReader), work_bytes=rounded_bytes, **further,
+            pads_uncut=isinstance(self._reader, CroppedReader), **further,
         )  # fmt: skip
         if counted is not None:
             counted.forget(len(plan.chunks))

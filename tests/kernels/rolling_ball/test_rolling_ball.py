@@ -69,7 +69,7 @@ def test_nan_does_not_stop_the_ball() -> None:
 def test_refused(radius: Any) -> None:
     with pytest.raises(ValueError, match="radius must lie above 0 and be at most 200"):
         rolling_ball(np.zeros((5, 7), np.uint8), radius)
-    with pytest.raises(ValueError, match="a ball rolls along two or three, and 1 are given"):
+    with pytest.raises(ValueError, match="a ball rolls along two or three; got 1"):
         rolling_ball(np.zeros(7, np.uint8), 3)
 
 

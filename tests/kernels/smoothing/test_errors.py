@@ -56,7 +56,7 @@ REFUSALS = {
         "radius must be a whole number of samples, 0 or more",
         lambda: gaussian_filter(U16, 1, radius=-1),
     ),
-    "radius 2**20": (ValueError, "at most 524288 are supported", lambda: gaussian_filter(U16, 1, radius=1 << 20)),
+    "radius 2**20": (ValueError, "at most 524287 are supported", lambda: gaussian_filter(U16, 1, radius=1 << 20)),
     "offset 0.5": (
         TypeError,
         "offset must be a whole number of samples; got 0.5",

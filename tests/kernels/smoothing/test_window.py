@@ -78,10 +78,10 @@ def test_how_far_a_gaussian_reaches(sigma: float, options: dict[str, Any], reach
         (
             2e5,
             {},
-            "^a Gaussian of sigma 200000 reaches 800000 samples to each side; at most 524288 are supported: choose a",
+            "^a Gaussian of sigma 200000 reaches 800000 samples to each side; at most 524287 are supported: choose a",
         ),
         (1e300, {"truncate": 1e300}, "sigma 1e.300 reaches 1000000000 samples"),
-        (1.0, {"radius": 524289}, "reaches 524289 samples"),
+        (1.0, {"radius": 524288}, "reaches 524288 samples"),
         (1.0, {"radius": -1}, "^radius must be a whole number of samples, 0 or more; got -1$"),
         (1.0, {"radius": True}, "^radius must be a whole number of samples, 0 or more; got True$"),
         (1.0, {"radius": 2.0}, "^radius must be a whole number of samples, 0 or more; got 2.0$"),

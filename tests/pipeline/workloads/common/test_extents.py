@@ -78,7 +78,10 @@ def test_lengths_that_cannot_be_converted(given: Any, steps: Any, said: str) -> 
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(("sigma", "said"), [("2furlongs", "furlongs is not a unit"), ("Z=", "valid number")])
+@pytest.mark.parametrize(
+    ("sigma", "said"),
+    [("2furlongs", "furlongs is not a unit"), ("Z=", "valid number"), ("-2um", "'-2um' is negative: give a length")],
+)
 def test_what_is_no_length(sigma: str, said: str) -> None:
     with pytest.raises(ValidationError, match=said):
         workload_named("smooth").Parameters(filter="gaussian", sigma=sigma)

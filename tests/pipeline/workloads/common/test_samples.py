@@ -32,7 +32,7 @@ def image(dtype: str, seed: int = 7) -> NDArray[Any]:
 
 
 def chunk(samples: NDArray[Any]) -> int:
-    return 12_000 * samples.itemsize
+    return 6_000 * samples.itemsize
 
 
 def windows(samples: NDArray[Any], size: int) -> NDArray[Any]:

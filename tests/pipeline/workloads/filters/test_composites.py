@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from scipy import ndimage
 
 from pipeline.errors import ParameterError
+from pipeline.workloads import Budget, JobSpec, workload_named
 from tests.kernels.rank.cases import samples_of
 from tests.pipeline.workloads.filters.jobs import filtered
 
@@ -130,3 +132,44 @@ def test_volumes_and_channels(tmp_path: Any) -> None:
 def test_what_does_not_fit(tmp_path: Any, name: str, given: dict[str, Any], said: str) -> None:
     with pytest.raises(ParameterError, match=said):
         filtered(tmp_path, name, samples_of((9, 7), "uint8"), "YX", **given)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        *(("dog", {"nan_policy": policy}) for policy in ("propagate", "omit")),
+        ("log", {}),
+        *(("unsharp", {"nan_policy": policy}) for policy in ("propagate", "omit")),
+        ("subtract-background", {"sigma": 9.0}),
+        ("divide-background", {"sigma": 9.0}),
+        *(("deviation", {"nan_policy": policy}) for policy in ("propagate", "omit")),
+        ("rolling-ball", {"radius": 3}),
+        ("tophat", {"size": 5}),
+        ("chain", {"step": ["deviation", "gaussian sigma=1", "dog"]}),
+        ("smooth", {"nodata": 7}),
+    ],
+    ids=str,
+)
+def test_a_job_states_the_arrays_that_computing_makes(tmp_path, name, options):
+    """So that --memory holds them beside the ring."""
+    dtype = "float32" if options.get("nan_policy") == "omit" else "uint16"
+    np.save(tmp_path / "in.npy", samples_of((600, 500), dtype))
+    spec = JobSpec(
+        workload=name, input=tmp_path / "in.npy", output=tmp_path / "out.npy",
+        parameters=workload_named(name).Parameters(**options),
+    )  # fmt: skip
+    job = workload_named(name).open(spec)
+    (chunk,) = job.plan(Budget(budget_bytes=1 << 30, target_bytes=1 << 30)).chunks
+    arrays = chunk.inputs, chunk.outputs
+    inputs, outputs = ([np.empty(each.shape, each.dtype) for each in several] for several in arrays)
+    job.read(chunk, inputs)
+    job.compute(chunk, inputs, outputs, None)  # compiles
+    tracemalloc.start()
+    try:
+        job.compute(chunk, inputs, outputs, None)
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+        job.close()
+    stated = job.work_ratio * (chunk.input_bytes + chunk.output_bytes)
+    assert 0.5 * stated < peak_bytes < 1.25 * stated  # halos are not counted

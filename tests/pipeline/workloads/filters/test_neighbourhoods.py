@@ -48,7 +48,7 @@ def test_rolling_ball(tmp_path: Any) -> None:
     [
         ("bilateral", {"sigma_range": 3, "size": 4}, "--size must be odd; got 4"),
         ("bilateral", {"sigma_range": 3, "sigma_spatial": (1, 2, 3)}, "--sigma-spatial has 3 values: give 1 or 2"),
-        ("rolling-ball", {"axes": "Y"}, "--axes: a ball rolls along two or three, and 1 are given"),
+        ("rolling-ball", {"axes": "Y"}, "--axes: a ball rolls along two or three; got 1"),
     ],
 )
 def test_what_does_not_fit(tmp_path: Any, name: str, given: dict[str, Any], said: str) -> None:

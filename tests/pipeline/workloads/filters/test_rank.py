@@ -80,6 +80,7 @@ def test_nan_may_be_refused(made):
         ({"footprint": "disk"}, "--footprint disk needs --radius"),
         ({"footprint": "cross", "radius": 2, "size": 3}, "--size belongs to --footprint box; a cross has --radius"),
         ({"footprint": "ball", "radius": 2}, "--footprint ball needs 3 axes, and 2 are filtered"),
+        ({"footprint": "disk", "radius": 2, "axes": "Y"}, "--footprint disk needs 2 axes, and 1 is filtered: .* cross"),
         ({"size": 2049}, "--size makes a window of 4,198,401 pixels; at most 4,194,304"),
         ({"axes": "Z"}, r"--axes Z: name each axis once, of those .*in.npy has: Y \(0\), X \(1\)"),
         ({"axes": "C"}, r"--axes C: name each axis once"),

@@ -1,0 +1,176 @@
+"""The bilateral filter against OpenCV on the CPU or, with --device cuda, against NPP, a function for cupyx's
+generic_filter, and a plain CUDA kernel of one pixel a thread. cupyx and cuCIM (26.10) have no bilateral filter.
+
+Results of the last two are compared with ours; OpenCV's window is a disk.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from benchmarks.images.smoothing import cuda as others
+from benchmarks.options import Options
+from benchmarks.rounds import Rival, host_seconds, measure, ratio
+from kernels.bilateral import bilateral
+
+Run = Callable[[], Any]
+SIGMA = 2.0
+WORKS = [
+    *((dtype, (size, size)) for size in (5, 9) for dtype in ("uint8", "uint16", "float32")),
+    *((dtype, (size,) * 3) for size in (3, 5) for dtype in ("uint16", "float32")),
+]
+WINDOW = """
+extern "C" __global__ void %(name)s(%(parameters)s) {
+    %(begin)s
+    float total = 0, weights = 0;
+    for (int dz = -%(deep)d; dz <= %(deep)d; ++dz)
+        for (int dy = -%(radius)d; dy <= %(radius)d; ++dy)
+            for (int dx = -%(radius)d; dx <= %(radius)d; ++dx) {
+                const float value = %(value)s, apart = value - centre;
+                const float far = (dx * dx + dy * dy + dz * dz) * %(by_place).9ef;
+                const float weight = __expf(apart * apart * %(by_value).9ef + far);
+                total += weight * value;
+                weights += weight;
+            }
+    %(end)s
+}"""
+TYPES = {"uint8": "unsigned char", "uint16": "unsigned short", "float32": "float"}
+
+
+def main() -> None:
+    options = Options("images/bilateral", __doc__)
+    options.add_rounds()
+    options.add_rows()
+    options.add_argument("--size", type=int, help="side of the square images in pixels (default: 2048, cuda: 8192)")
+    asked = options.parse_args()
+    for dtype, sizes in WORKS:
+        if asked.only in f"{dtype} {'×'.join(map(str, sizes))}":
+            _compare(dtype, sizes, asked.size or (8192 if asked.device == "cuda" else 2048), asked)
+
+
+def _compare(dtype: str, sizes: tuple[int, ...], side: int, asked: argparse.Namespace) -> None:
+    shape = (side, side) if len(sizes) == 2 else (side // 32, side // 4, 128)
+    image: Any = np.random.default_rng(0).random(shape, np.float32)
+    sigma_range = 0.1
+    if dtype != "float32":
+        scale = np.iinfo(dtype).max
+        image, sigma_range = (image * scale).round().astype(dtype), 0.1 * scale
+    clock = host_seconds
+    if asked.device == "cuda":
+        import cupy
+
+        image, clock = cupy.asarray(image), others._event_seconds
+    out = image.copy()
+    runs: dict[str, Run | None] = {
+        "millrace": lambda: bilateral(
+            image, sigma_range, SIGMA, size=sizes, mode="nearest", out=out, workers=asked.workers
+        )
+    }
+    if asked.device == "cuda":
+        runs |= {"NPP": _npp(image, sizes, sigma_range), "cupyx.generic_filter": _generic(image, sizes, sigma_range)}
+        runs |= {"plain kernel": _plain(image, sizes, sigma_range), "copy": others._copy(image)}
+        ours = bilateral(image, sigma_range, SIGMA, size=sizes, mode="nearest")
+        for name in ("cupyx.generic_filter", "plain kernel"):
+            run = runs[name]
+            assert run is not None
+            apart = abs(run().astype(np.float64) - ours).max()
+            assert apart <= (1 if dtype != "float32" else 1e-5), f"{name} is {apart} apart"
+    else:
+        runs["OpenCV"] = _opencv(image, sizes, sigma_range, asked.workers)
+    rivals = measure(
+        [Rival(name=name, device=asked.device, run=run, clock=clock) for name, run in runs.items()], asked.repeats
+    )
+    print(f"\n{dtype} {'×'.join(map(str, sizes))}, {' × '.join(map(str, shape))}")
+    copied = rivals[-1].median_s if asked.device == "cuda" else math.nan
+    for rival in rivals:
+        middle, low, high = ratio(rivals[0], rival)
+        print(
+            f"{rival.name:21} {rival.median_s * 1e3:10.3f} ms  {copied / rival.median_s:7.4f} of a copy  "
+            f"{middle:8.2f} times our time ({low:.2f} – {high:.2f})",
+            flush=True,
+        )
+
+
+def _opencv(image: Any, sizes: tuple[int, ...], sigma_range: float, workers: int) -> Run | None:
+    cv2 = others._module("cv2")
+    if cv2 is None or len(sizes) != 2 or image.dtype == np.uint16:
+        return None
+    cv2.setNumThreads(workers)
+    return lambda: cv2.bilateralFilter(image, sizes[0], sigma_range, SIGMA, borderType=cv2.BORDER_REPLICATE)
+
+
+def _npp(image: Any, sizes: tuple[int, ...], sigma_range: float) -> Run | None:
+    library = others._npp_library()
+    suffix = {"uint8": "8u", "uint16": "16u", "float32": "32f"}[image.dtype.name]
+    function = getattr(library, f"nppiFilterBilateralGaussBorder_{suffix}_C1R_Ctx", None)
+    if function is None or len(sizes) != 2:
+        return None
+    import cupy
+
+    out, (rows, columns) = cupy.ones_like(image), image.shape
+    size, step, context = others._Pair(columns, rows), image.strides[0], others._npp_context()
+    source, target = (ctypes.c_void_p(array.data.ptr) for array in (image, out))
+    squares = ctypes.c_float(sigma_range**2), ctypes.c_float(SIGMA**2)
+
+    def run() -> None:
+        status = function(
+            source, step, size, others._Pair(0, 0), target, step, size, sizes[0] // 2, 1, *squares,
+            others.NPP_BORDER_REPLICATE, context,
+        )  # fmt: skip
+        if status != 0:
+            raise RuntimeError(f"NPP returned {status}")
+
+    return run
+
+
+def _code(sizes: tuple[int, ...], sigma_range: float, **parts: str) -> str:
+    return WINDOW % {
+        "deep": sizes[0] // 2 if len(sizes) == 3 else 0, "radius": sizes[-1] // 2,
+        "by_value": -0.5 / sigma_range**2, "by_place": -0.5 / SIGMA**2, **parts,
+    }  # fmt: skip
+
+
+def _generic(image: Any, sizes: tuple[int, ...], sigma_range: float) -> Run:
+    import cupy
+    from cupyx.scipy.ndimage import generic_filter
+
+    rounded = "rintf(total / weights)" if image.dtype.kind != "f" else "total / weights"
+    code = _code(
+        sizes, sigma_range, name="of_window", parameters="double* window, int count, double* result",
+        begin="const float centre = window[count / 2]; int at = 0;", value="window[at++]", end=f"*result = {rounded};",
+    )  # fmt: skip
+    kernel = cupy.RawKernel(code, "of_window")
+    return lambda: generic_filter(image, kernel, sizes, mode="nearest")
+
+
+def _plain(image: Any, sizes: tuple[int, ...], sigma_range: float) -> Run:
+    import cupy
+
+    sample, (planes, rows, columns) = TYPES[image.dtype.name], ((1,) * (3 - image.ndim) + image.shape)
+    rounded = "rintf(total / weights)" if image.dtype.kind != "f" else "total / weights"
+    clamped = "AT(min(max(z + dz, 0), planes - 1), min(max(y + dy, 0), rows - 1), min(max(x + dx, 0), columns - 1))"
+    code = _code(
+        sizes, sigma_range, name="of_pixel", value=f"in[{clamped}]",
+        parameters=f"const {sample}* __restrict__ in, {sample}* __restrict__ out, int planes, int rows, int columns",
+        begin="const int x = blockIdx.x * 32 + threadIdx.x, y = blockIdx.y * 8 + threadIdx.y, z = blockIdx.z; "
+        "if (x >= columns || y >= rows) return; const float centre = in[AT(z, y, x)];",
+        end=f"out[AT(z, y, x)] = {rounded};",
+    )  # fmt: skip
+    code = "#define AT(z, y, x) ((static_cast<long long>(z) * rows + (y)) * columns + (x))\n" + code
+    kernel, out = cupy.RawKernel(code, "of_pixel"), cupy.empty_like(image)
+
+    def run() -> Any:
+        kernel((-(-columns // 32), -(-rows // 8), planes), (32, 8), (image, out, planes, rows, columns))
+        return out
+
+    return run
+
+
+if __name__ == "__main__":
+    main()
