@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import signal
+
+if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # ends the process without a traceback until it is handled
+
 import atexit
 import gc
 import os
-import signal
 import sys
 import threading
 from contextlib import suppress
 from typing import Any, NoReturn
-
-if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # ends the process without a traceback until it is handled
 
 from pipeline.stopping import Stopped, held, no_more, raise_on_signals
 

@@ -268,7 +268,8 @@ def compile_for(
             nvrtc.addNameExpression(program, expression)
         nvrtc.compileProgram(program, (*_options(operation), f"-arch={architecture}", *folders, *options))
         lowered = {expression: nvrtc.getLoweredName(program, expression) for expression in wanted}
-        code = nvrtc.getCUBIN(program) if architecture.startswith("sm_") else nvrtc.getPTX(program)
+        # CuPy takes a cubin's last byte, always 0, for the end of a string and leaves it out.
+        code = nvrtc.getCUBIN(program) + b"\0" if architecture.startswith("sm_") else nvrtc.getPTX(program)
         return Binary(code=bytes(code), lowered=lowered, log=nvrtc.getProgramLog(program))
     except nvrtc.NVRTCError as exc:
         log = nvrtc.getProgramLog(program)

@@ -151,12 +151,14 @@ def test_a_file_that_has_just_been_made_is_removed(tmp_path, monkeypatch):
         ("pipeline.cli", ("wait", "0123456789ab"), 130, "millrace: stopped by SIGINT\n"),
         ("pipeline.cli", ("--version",), 130, "millrace: stopped by SIGINT\n"),
         ("pipeline.stopping", ("--version",), -signal.SIGINT, ""),
+        ("typing", ("--version",), -signal.SIGINT, ""),
     ],
 )
 def test_ctrl_c_before_the_command_is_loaded(module, arguments, code, said):
     """It comes as the loading begins, and waits for its end, or ends the process before it can be handled."""
     program = f"""
 import os, signal, sys
+sys.path[:] = {sys.path!r}
 class Finder:
     def find_spec(self, name, path=None, target=None):
         if name == "{module}":
@@ -166,7 +168,7 @@ from pipeline.__main__ import main
 main()
 """
     done = subprocess.run(
-        [sys.executable, "-c", program, *arguments],
+        [sys.executable, "-S", "-c", program, *arguments],  # site may load typing
         env=os.environ | {"MILLRACE_URL": "http://127.0.0.1:9"},
         check=False,
         capture_output=True,

@@ -38,14 +38,6 @@ def test_a_dcd_tells_the_sizes_of_its_header_and_frames(reader: Any) -> None:
     assert sizes[0] + sizes[1] + (FRAMES - 1) * sizes[2] == Path(reader.filename).stat().st_size
 
 
-@pytest.mark.parametrize("suffix", [".xtc", ".trr"])
-def test_an_xdr_file_tells_how_far_it_was_read(reader: Any) -> None:
-    reader[0]
-    after_the_first = reader._xdr._bytes_tell()
-    reader[FRAMES - 1]
-    assert 0 < after_the_first < reader._xdr._bytes_tell() == Path(reader.filename).stat().st_size
-
-
 @pytest.mark.parametrize("suffix", [".xtc"])
 def test_offsets_are_kept_beside_the_trajectory_under_this_name(reader: Any) -> None:
     """That file is copied beside the link that MDAnalysis is given."""
@@ -56,5 +48,4 @@ def test_offsets_are_kept_beside_the_trajectory_under_this_name(reader: Any) -> 
 
 @pytest.mark.parametrize("suffix", [".dcd", ".xtc", ".trr"])
 def test_other_readers_fields_are_not_taken_for_these(reader: Any, suffix: str) -> None:
-    assert hasattr(reader, "_xdr") == (suffix != ".dcd")
     assert hasattr(getattr(reader, "_file", None), "_framesize") == (suffix == ".dcd")

@@ -9,7 +9,6 @@ beside the input.
 
 from __future__ import annotations
 
-import math
 import re
 import shutil
 import struct
@@ -20,7 +19,7 @@ import traceback
 import warnings
 import weakref
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.errors import InputError, ParameterError, StorageError, counted, too_many_files
+from pipeline.formats.charges import xtc
 from pipeline.formats.charges.base import Array, Frame, Trajectory, cell_vectors, require_finite
 from pipeline.formats.charges.pqr import stated_cell
 from pipeline.storage.confinement import by_descriptor, open_beneath
@@ -38,11 +38,6 @@ _INDEXED = (".xtc", ".trr")
 # A TRR frame's beginning: marks; the sizes of its parts in bytes; atoms, step, and a number that is not used.
 _TRR_HEAD = struct.Struct(">3i12s13i")
 _TRR_MARK = [1993, 13, 12, b"GMX_trn_file"]
-# An XTC frame's: a mark and the atoms; step, time and cell, which may be anything; the atoms again; and, of more than
-# nine, the precision, the least and the largest integers, the size of small differences, and the packed bytes.
-_XTC_HEAD = struct.Struct(">2i44xif8i")
-_XTC_MARK, _XTC_NOT_PACKED, _XTC_NOT_PACKED_HEAD = 1995, 9, 56
-_XTC_SMALL = range(9, 73)  # indices of the format's table of sizes
 _LINKS = "millrace-trajectory-"
 _WITH_COORDINATES = ".dcd, .xtc, .trr, .nc or .mdcrd, or a single frame to .gro, .pdb, .crd or .inpcrd"
 _NO_COORDINATES = "holds no coordinates; name the file that does with --trajectory"
@@ -78,7 +73,8 @@ class UniverseTrajectory(Trajectory):
         self._release = weakref.finalize(self, held.close)
         self._universe: Any = None
         try:
-            _refuse_damaged_headers(self._source)
+            self._offsets, is_cut = _frame_offsets(self._source)
+            _refuse_damaged_frame(self._source, self._offsets, 0)
             self._universe = _universe(topology, trajectory, held)
             if not hasattr(self._universe, "trajectory"):
                 raise InputError(f"{topology}: {_NO_COORDINATES}")
@@ -90,9 +86,9 @@ class UniverseTrajectory(Trajectory):
             is_whole = np.array_equal(atoms.indices, np.arange(self.universe_atoms))
             self.chosen: slice | NDArray[np.intp] = slice(None) if is_whole else atoms.indices
             with _translated(self._source):
-                self._whole_frames = len(self._universe.trajectory)
+                self._whole_frames = len(self._offsets) - 1 if self._offsets else len(self._universe.trajectory)
             # A truncated last frame counts, so that reading it raises.
-            self.n_frames = self._whole_frames + _ends_within_a_frame(self._universe.trajectory)
+            self.n_frames = self._whole_frames + (is_cut or _ends_within_a_frame(self._universe.trajectory))
             if self.n_frames < 1:
                 raise InputError(f"{self._source}: has no frames")
             self._stated_cell = _cell_of_pqr(self._source)
@@ -108,6 +104,7 @@ class UniverseTrajectory(Trajectory):
                 f"{self._source}: truncated: the file ends within frame {index}; copy it again, or choose those before "
                 f"it with --frames ::{index}"
             )
+        _refuse_damaged_frame(self._source, self._offsets, index)
         with self._reading, _translated(self._source, f", frame {index}"):
             step = self._universe.trajectory[index]
             if not step.has_positions:  # a TRR may hold velocities alone
@@ -180,17 +177,12 @@ def _linked(path: Path, held: ExitStack) -> Path:
 
 
 def _ends_within_a_frame(frames: Any) -> bool:
-    """Whether a truncated frame follows the last whole one; MDAnalysis ignores it in these formats."""
+    """Whether a truncated frame follows the last whole one of a DCD; MDAnalysis ignores it."""
     dcd: Any = getattr(frames, "_file", None)
-    xdr: Any = getattr(frames, "_xdr", None)
-    if hasattr(dcd, "_framesize"):
-        behind_the_first = Path(frames.filename).stat().st_size - dcd._header_size - dcd._firstframesize
-        return bool(behind_the_first % dcd._framesize)
-    if xdr is not None:
-        with suppress(Exception), _quiet():  # the last frame is damaged: reading it raises
-            frames[len(frames) - 1]
-            return bool(xdr._bytes_tell() < Path(frames.filename).stat().st_size)
-    return False
+    if not hasattr(dcd, "_framesize"):
+        return False
+    behind_the_first = Path(frames.filename).stat().st_size - dcd._header_size - dcd._firstframesize
+    return bool(behind_the_first % dcd._framesize)
 
 
 def _cell_of_pqr(source: Path) -> Array | None:
@@ -202,25 +194,41 @@ def _cell_of_pqr(source: Path) -> Array | None:
         return stated_cell(source, opened.read())
 
 
-def _refuse_damaged_headers(path: Path) -> None:
-    """InputError if the header of a TRR's or XTC's frame is damaged. At some, MDAnalysis divides by zero or writes
-    beyond its memory, which ends the process, or takes the coordinates of the frame before.
+def _frame_offsets(path: Path) -> tuple[list[int], bool]:
+    """The offsets of a TRR's or XTC's whole frames and of their end, and whether a part of a frame follows.
 
-    A last frame that is cut short is left to `_ends_within_a_frame`.
+    Raises InputError if the header of a frame is damaged. At some, MDAnalysis divides by zero or writes beyond its
+    memory, which ends the process, or takes the coordinates of the frame before.
     """
-    form = {".trr": (_TRR_HEAD, _trr_frame_bytes), ".xtc": (_XTC_HEAD, _xtc_frame_bytes)}.get(path.suffix.lower())
+    form = {".trr": (_TRR_HEAD, _trr_frame_bytes), ".xtc": (xtc.HEAD, xtc.frame_bytes)}.get(path.suffix.lower())
     if form is None:
-        return
-    layout, frame_bytes = form
-    file, offset, frame, atoms = PositionalFile(path), 0, 0, None
-    try:
-        while len(head := file.head(layout.size, offset)) == layout.size:
+        return [], False
+    (layout, frame_bytes), offsets, atoms = form, [0], None
+    with closing(PositionalFile(path)) as file:
+        while len(head := file.head(layout.size, offsets[-1])) == layout.size:
             count, length = frame_bytes(layout.unpack(head))
             if length is None or count != (atoms or count):
-                raise InputError(f"{path}, frame {frame}: its header is damaged; copy the file again")
-            offset, frame, atoms = offset + length, frame + 1, count
-    finally:
-        file.close()
+                raise InputError(f"{path}, frame {len(offsets) - 1}: its header is damaged; copy the file again")
+            if offsets[-1] + length > file.size:
+                break
+            offsets.append(offsets[-1] + length)
+            atoms = count
+        if len(offsets) == 1 and file.size:  # MDAnalysis would believe its number of atoms
+            raise InputError(f"{path}: truncated: the file ends within its first frame; copy it again")
+        return offsets, offsets[-1] < file.size
+
+
+def _refuse_damaged_frame(path: Path, offsets: list[int], index: int) -> None:
+    """InputError if the packed coordinates of an XTC's frame are damaged: at some, MDAnalysis ends the process."""
+    if path.suffix.lower() != ".xtc" or index + 1 >= len(offsets):
+        return
+    with closing(PositionalFile(path)) as file:
+        frame = file.head(offsets[index + 1] - offsets[index], offsets[index])
+    if not xtc.is_whole(frame):
+        raise InputError(
+            f"{path}, frame {index}: its coordinates are damaged; copy the file again, or leave the frame out with "
+            "--frames"
+        )
 
 
 def _trr_frame_bytes(head: tuple[Any, ...]) -> tuple[int, int | None]:
@@ -228,20 +236,9 @@ def _trr_frame_bytes(head: tuple[Any, ...]) -> tuple[int, int | None]:
     *mark, ir, e, box, vir, pres, top, sym, x, v, f, atoms, _, _ = head
     sizes = (box, vir, pres, x, v, f)
     number = box // 9 if box else max(x, v, f) // (3 * max(atoms, 1))  # bytes: of a float or a double
-    is_damaged = mark != _TRR_MARK or any((ir, e, top, sym)) or atoms < 1 or min(sizes) < 0 or number not in (4, 8)
+    is_damaged = mark != _TRR_MARK or any((ir, e, top, sym)) or atoms < 1 or number not in (4, 8)
+    is_damaged |= not {box, vir, pres} <= {0, 9 * number} or not {x, v, f} <= {0, 3 * atoms * number}
     return atoms, None if is_damaged else _TRR_HEAD.size + 2 * number + sum(sizes)
-
-
-def _xtc_frame_bytes(head: tuple[Any, ...]) -> tuple[int, int | None]:
-    """The same of an XTC, which packs more than nine atoms."""
-    mark, atoms, packed_atoms, precision, *least, x, y, z, small, packed = head
-    if mark != _XTC_MARK or atoms < 1 or packed_atoms != atoms:
-        return atoms, None
-    if atoms <= _XTC_NOT_PACKED:
-        return atoms, _XTC_NOT_PACKED_HEAD + 12 * atoms
-    fits = all(low <= high for low, high in zip(least, (x, y, z), strict=True)) and small in _XTC_SMALL
-    fits &= 0 < precision < math.inf and 0 < packed <= int(3.6 * atoms) * 4  # bytes: MDAnalysis's memory for them
-    return atoms, _XTC_HEAD.size + -(-packed // 4) * 4 if fits else None
 
 
 def _charges(topology: Path, atoms: Any) -> Array:
@@ -295,7 +292,8 @@ def _let_go(exc: BaseException) -> None:
     printing = sys.unraisablehook
     sys.unraisablehook = lambda _: None
     try:
-        traceback.clear_frames(exc.__traceback__)
+        with _quiet():  # a NetCDF that is closed while its arrays exist
+            traceback.clear_frames(exc.__traceback__)
     finally:
         sys.unraisablehook = printing
 

@@ -37,7 +37,7 @@ _CARRIED = (b"cHRM", b"gAMA", b"iCCP", b"sRGB", b"cICP", b"mDCV", b"cLLI", b"pHY
 _UNTRUE = (b"tRNS", b"tIME", b"hIST", b"sBIT")  # of the input's samples and its file
 _PHYS = struct.Struct(">IIB")
 _PER_METER = 1
-_COARSEST = 5000  # pixels in a metre: rounding changes larger pixels by more than one in ten thousand
+_ROUNDED = 1e-4  # by how much whole pixels in a metre may change a pixel's size
 _OF_SCREENS = (1, 2834, 2835, 3779, 3780)  # of 72 and 96 pixels in an inch: the size is unknown
 _ONCE = frozenset((b"IHDR", b"PLTE", b"tRNS", b"IEND"))  # the chunks, besides any number of IDAT, that define samples
 _COLOUR_AT = 25  # the byte of the file that names the colour type
@@ -83,7 +83,8 @@ class Png(ImageFormat):
         return None
 
     def keeps(self, header: ImageHeader, path: Path) -> set[str]:
-        return {"profile", *png_text.KEPT} | ({"plane"} if _physical(header.calibration) is not None else set())
+        sized = b"pHYs" in _described(header) | dict(header.metadata.get("png_chunks", ()))
+        return {"profile", *png_text.KEPT} | ({"plane"} if sized else set())
 
     def create(self, path: Path, header: ImageHeader, opening: Opening = Opening.NEW) -> ImageWriter:
         return PngWriter(path, header, opening)
@@ -237,12 +238,12 @@ def _described(header: ImageHeader) -> dict[bytes, bytes]:
 
 
 def _physical(known: Calibration) -> tuple[int, int] | None:
-    """Pixels in a metre along X and Y; None if they are unknown, or too few or too many for whole numbers."""
+    """Pixels in a metre along X and Y; None if they are unknown, or no whole numbers hold them."""
     found = []
     for letter in "XY":
         step = known.steps.get(letter)
         size = None if step is None else in_unit(step.size, step.unit, "meter")
-        if size is None or not _COARSEST < 1 / size < 1 << 31:
+        if size is None or not 0 < round(1 / size) < 1 << 31 or abs(round(1 / size) * size - 1) > _ROUNDED:
             return None
         found.append(round(1 / size))
     return found[0], found[1]

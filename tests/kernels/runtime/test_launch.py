@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import resource
+import struct
 import subprocess
 import sys
 from collections.abc import Callable
@@ -35,6 +36,13 @@ def test_a_template_is_instantiated_by_name(binary: Binary) -> None:
     assert binary.code.startswith(b"\x7fELF")
     assert "gauss_gather" in binary.lowered[ENTRY]
     assert binary.lowered[ENTRY].encode() in binary.code
+
+
+def test_a_cubin_is_whole(binary: Binary) -> None:
+    """It ends with its program headers."""
+    (start,) = struct.unpack_from("<Q", binary.code, 32)
+    size, count = struct.unpack_from("<2H", binary.code, 54)
+    assert len(binary.code) == start + size * count
 
 
 def test_a_device_newer_than_nvrtc_gets_portable_code(binary: Binary) -> None:

@@ -187,6 +187,17 @@ def make_topology(folder: Path) -> Path:
     return folder / "in.psf"
 
 
+def make_moves(suffix: str) -> Callable[[Path], Path]:
+    def make(folder: Path) -> Path:
+        from tests.pipeline.formats.charges.test_mdanalysis import written
+
+        places = np.random.default_rng(1).normal(0, 9, (3, 20, 1, 3)) + np.random.default_rng(2).normal(size=(20, 3, 3))
+        written(folder / f"moves{suffix}", places.reshape(3, 60, 3)[:, :59].astype(np.float32))
+        return make_pqr(folder)
+
+    return make
+
+
 KINDS = {
     "npy": image(".npy"),
     "png": image(".png"),
@@ -216,6 +227,8 @@ KINDS = {
     "psf-dcd": job(
         "coulomb", ".dx", make_topology, trajectory=lambda path: path.parent / "moves.dcd", combine=lambda _: "avg"
     ),
+    "pqr-xtc": job("coulomb", ".dx", make_moves(".xtc"), trajectory=lambda path: path.parent / "moves.xtc"),
+    "pqr-trr": job("coulomb", ".dx", make_moves(".trr"), trajectory=lambda path: path.parent / "moves.trr"),
     "ismrmrd": job("mri", ".nii", make_kspace(".h5")),
     "kspace-npz": job("mri", ".nii", make_kspace(".npz")),
     "bart": job("mri", ".nii", make_kspace(".cfl"), trajectory=lambda path: path.parent / "traj.cfl"),

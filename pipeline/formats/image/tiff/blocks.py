@@ -18,7 +18,7 @@ from pipeline.codecs.parallel import items_at_once
 from pipeline.codecs.scratch import scratch
 from pipeline.errors import InputError
 from pipeline.formats.image.base import ImageHeader, Place, Schedule
-from pipeline.formats.image.tiff.page import COMPRESSIONS, IMAGE_CODECS, LERC, Page, PagePart
+from pipeline.formats.image.tiff.page import COMPRESSIONS, GRAY, IMAGE_CODECS, JPEG, LERC, Page, PagePart
 from pipeline.storage.confinement import by_descriptor
 from pipeline.storage.positional import PositionalFile
 
@@ -245,12 +245,13 @@ def _decoders(path: Path, encoded: dict[tuple[object, ...], Page]) -> dict[tuple
     silence_loggers()
     try:
         with by_descriptor(path) as here, tifffile.TiffFile(here, _multifile=False) as tiff:
-            pages = {coding: tiff.pages[page.index] for coding, page in encoded.items()}
-            levels = {coding: encoded[coding].sub_ifd for coding in encoded}
-            return {
-                coding: (page if levels[coding] is None else page.pages[levels[coding]]).decode
-                for coding, page in pages.items()
-            }
+            found = {}
+            for coding, page in encoded.items():
+                theirs = tiff.pages[page.index] if page.sub_ifd is None else tiff.pages[page.index].pages[page.sub_ifd]
+                if page.separate and page.compression == JPEG:
+                    theirs.photometric = GRAY  # of each plane: tifffile takes the first of RGB for all three
+                found[coding] = theirs.decode
+            return found
     except MemoryError:
         raise
     except Exception as exc:

@@ -48,8 +48,8 @@ COMPRESSIONS = {
 _LOSSY_IMAGE_CODECS = {7, 34892}
 # The schemes whose blocks are images with headers of their own, by imagecodecs' names.
 IMAGE_CODECS = {"JPEG": "jpeg", "JPEG 2000": "jpeg2k", "JPEG XL": "jpegxl", "LERC": "lerc", "WebP": "webp"}
-RGB, YCBCR = 2, 6
-_PHOTOMETRICS = {0, 1, RGB, 5, 34892}  # white is zero, black is zero, RGB, inks, linear raw
+GRAY, RGB, YCBCR = 1, 2, 6
+_PHOTOMETRICS = {0, GRAY, RGB, 5, 34892}  # white is zero, black is zero, RGB, inks, linear raw
 _OTHER_PHOTOMETRICS = {3: "palette", 4: "mask", 6: "YCbCr", 8: "CIELab", 9: "ICCLab", 10: "ITULab", 32803: "mosaic"}
 _REDUCED, _MASK = 1, 4  # bits of NewSubfileType
 # The most bytes that one compressed byte decodes to (deflate's format bounds it, LZW's codes grow by one sample each, a

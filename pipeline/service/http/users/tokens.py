@@ -107,9 +107,12 @@ def is_name(text: str) -> bool:
 
 def expiry(text: str, now: float) -> float:
     """Seconds since 1970 of an age (12h, 90d, 4w) from `now`, or of a date or time (2027-01-31, UTC without a zone).
-    Raises ParameterError."""
+    Raises ParameterError, also if that is past."""
     age = _AGE.fullmatch(text)
-    return now + timedelta(hours=int(age[1]) * _HOURS[age[2]]).total_seconds() if age else _moment(text)
+    found = now + timedelta(hours=int(age[1]) * _HOURS[age[2]]).total_seconds() if age else _moment(text)
+    if found <= now:
+        raise ParameterError(f"expires {text!r}: is past; choose a later date")
+    return found
 
 
 def _moment(text: str) -> float:

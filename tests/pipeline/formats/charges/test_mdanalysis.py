@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from pipeline.errors import InputError, ParameterError
 from pipeline.formats.charges import open_point_charges
-from pipeline.formats.charges.mdanalysis import _refuse_damaged_headers
+from pipeline.formats.charges.mdanalysis import _frame_offsets
 from tests.pipeline.formats.charges.real_molecules import real_molecule
 from tests.pipeline.formats.image.contract import input_error, one_line
 
@@ -188,7 +188,7 @@ def test_files_that_do_not_belong_together(psf: Path, tmp_path: Path) -> None:
         open_point_charges(psf, trajectory=path)
 
 
-@pytest.mark.parametrize("suffix", [".dcd", ".xtc", ".trr"])
+@pytest.mark.parametrize("suffix", [".dcd", ".xtc", ".trr", ".nc"])
 def test_damaged_trajectories(psf: Path, tmp_path: Path, suffix: str) -> None:
     whole = written(tmp_path / f"whole{suffix}").read_bytes()
     for length in (0, 3, 50, 150, len(whole) // 2, len(whole) - 3):
@@ -230,7 +230,7 @@ def test_the_damaged_header_of_a_frame_of_an_xtc(
     path = tmp_path / "a.xtc"
     two = len(written(path, places[:2]).read_bytes())
     whole = written(path, places).read_bytes()
-    _refuse_damaged_headers(path)
+    _frame_offsets(path)
     # The mark and both counts of atoms; the precision, the last of the least integers, small differences and bytes.
     faults = [(0, 1994), (4, -1), (4, 0), (52, -1), (52, count + 1)]
     faults += [(56, 0), (56, -1), (68, 1 << 30), (84, 8), (84, 73), (88, 0), (88, 1 << 30)] if count > 9 else []
@@ -241,6 +241,55 @@ def test_the_damaged_header_of_a_frame_of_an_xtc(
         with input_error(path, "frame 2: its header is damaged; copy the file again"):
             open_point_charges(psf, trajectory=path)
     assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("extent", [30, 300_000])
+def test_damaged_coordinates_of_an_xtc(tmp_path: Path, extent: float, capfd: pytest.CaptureFixture[str]) -> None:
+    """At some, MDAnalysis divides by zero or writes beyond its memory, which ends the process. Atoms far apart are
+    packed in another way."""
+    topology = tmp_path / "a.pqr"
+    topology.write_text("".join(f"ATOM {n} O HOH {n} 0 0 0 0.5 1\n" for n in range(1, 61)))
+    rng = np.random.default_rng(3)
+    molecules = rng.uniform(0, extent, (3, 20, 1, 3)) + rng.uniform(-1, 1, (3, 20, 3, 3))
+    places = molecules.reshape(3, 60, 3).astype(np.float32)
+    path = tmp_path / "a.xtc"
+    two = len(written(path, places[:2]).read_bytes())
+    whole = written(path, places).read_bytes()
+    with open_point_charges(topology, trajectory=path) as found:
+        for index in range(3):
+            np.testing.assert_allclose(found.frame(index).coordinates, places[index], atol=6e-3, rtol=1e-6)
+    faults = [(60, ">i", -1000 * extent), (64, ">i", -5000 * extent), (84, ">i", 9), (84, ">i", 72)]
+    faults += [(place, "B", 255) for place in range(92, len(whole) - two, 11)]
+    refused = 0
+    for place, kind, number in faults:
+        damaged = bytearray(whole)
+        struct.pack_into(kind, damaged, two + place, number)
+        path.write_bytes(damaged)
+        with open_point_charges(topology, trajectory=path) as found:
+            found.frame(1)
+            try:
+                found.frame(2)  # of other places, if the damage keeps the number of bits
+            except InputError as error:
+                one_line(error, f"{path}, frame 2: its coordinates are damaged; copy the file again, or leave")
+                refused += 1
+    assert refused > 5
+    assert capfd.readouterr() == ("", "")
+
+
+def test_the_damaged_header_of_the_first_frame_of_a_trr(psf: Path, tmp_path: Path) -> None:
+    """MDAnalysis ends the process at some."""
+    path = written(tmp_path / "a.trr")
+    whole = path.read_bytes()
+    for place, number in ((32, 35), (36, 4), (52, 61), (56, 8), (64, 6), (64, 1 << 30)):  # cell, virial, x, v and atoms
+        damaged = bytearray(whole)
+        struct.pack_into(">i", damaged, place, number)
+        path.write_bytes(damaged)
+        with input_error(path, "frame 0: its header is damaged; copy the file again"):
+            open_point_charges(psf, trajectory=path)
+    struct.pack_into(">4i", damaged, 52, 12 * 90_005, 0, 0, 90_005)  # consistent, and more than the file holds
+    path.write_bytes(damaged)
+    with input_error(path, "truncated: the file ends within its first frame; copy it again"):
+        open_point_charges(psf, trajectory=path)
 
 
 def test_a_frame_without_positions(psf: Path, tmp_path: Path) -> None:

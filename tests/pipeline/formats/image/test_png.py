@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from pipeline.errors import InputError, StorageError
 from pipeline.formats.image.base import ImageHeader, Region
+from pipeline.formats.image.metadata import Calibration, Step
 from pipeline.formats.image.png import Png
 from tests.pipeline.formats.image.contract import (
     QUICK,
@@ -306,11 +307,28 @@ def test_resolution_and_colour_space_are_carried_over(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(png_of(width=1, height=1, depth=8, colour=0, raw=b"\0\x07", between=between))
     with FORM.open(tmp_path / "a.png") as reader:
         header = reader.header
+    assert "plane" in FORM.keeps(header, tmp_path / "b.png")
     write_whole(FORM, tmp_path / "b.png", header, np.full((1, 1), 9, np.uint8))
     found = list(pypng.Reader(bytes=(tmp_path / "b.png").read_bytes()).chunks())
     assert found[1 : 1 + len(kept)] == kept
     kinds = [kind for kind, _ in found]
     assert (kinds[0], {*kinds[1 + len(kept) : -1]}, kinds[-1]) == (b"IHDR", {b"IDAT"}, b"IEND")
+
+
+@pytest.mark.parametrize(
+    ("micrometers", "per_meter"), [(0.25, 4_000_000), (254, 3937), (1000, 1000), (700.0, None), (1e-5, None)]
+)
+def test_a_pixel_size_is_kept_if_whole_pixels_in_a_metre_hold_it(
+    tmp_path: Path, micrometers: float, per_meter: int | None
+) -> None:
+    step = Step(micrometers, "micrometer")
+    header = ImageHeader(
+        shape=(1, 1), axes="YX", dtype=np.dtype(np.uint8), calibration=Calibration({"Y": step, "X": step})
+    )
+    assert ("plane" in FORM.keeps(header, tmp_path / "a.png")) == (per_meter is not None)
+    write_whole(FORM, tmp_path / "a.png", header, np.full((1, 1), 9, np.uint8))
+    found = dict(pypng.Reader(bytes=(tmp_path / "a.png").read_bytes()).chunks()).get(b"pHYs")
+    assert found == (None if per_meter is None else struct.pack(">IIB", per_meter, per_meter, 1))
 
 
 def test_texts_are_read_wherever_they_are_and_damaged_ones_left_out(tmp_path: Path) -> None:

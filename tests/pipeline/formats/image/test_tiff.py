@@ -3,6 +3,7 @@ from __future__ import annotations
 import random
 import struct
 import time
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -205,6 +206,23 @@ def test_image_codecs_decode_as_tifffile_does(tmp_path: Path, compression: Any) 
     array = cv2.GaussianBlur(pixels(64, 96, 3, dtype="uint8"), (0, 0), 3)
     tifffile.imwrite(tmp_path / "a.tif", array, photometric="rgb", compression=compression, tile=(32, 32))
     check_regions(tmp_path / "a.tif", tifffile.imread(tmp_path / "a.tif"))
+
+
+@pytest.mark.parametrize("tiled", [False, True])
+def test_jpegs_of_separate_colours_decode_as_gdal_does(tmp_path: Path, tiled: bool) -> None:
+    """tifffile refuses them."""
+    import rasterio
+
+    array = cv2.GaussianBlur(pixels(64, 96, 3, dtype="uint8"), (0, 0), 3)
+    size = {"width": 96, "height": 64} | ({"tiled": True, "blockxsize": 32, "blockysize": 32} if tiled else {})
+    form = {"driver": "GTiff", "count": 3, "dtype": "uint8", "compress": "jpeg", "interleave": "band"}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it has no georeference
+        with rasterio.open(tmp_path / "a.tif", "w", **size, **form) as file:
+            file.write(np.moveaxis(array, 2, 0))
+        with rasterio.open(tmp_path / "a.tif") as file:
+            decoded = np.moveaxis(file.read(), 0, 2)
+    check_regions(tmp_path / "a.tif", decoded)
 
 
 @pytest.mark.parametrize(

@@ -150,6 +150,7 @@ class TestCommands:
             (("list",), "No such file or directory"),
             (("create", "a b"), "a name has up to 64 letters"),
             (("create", "ada", "--expires", "soon"), "write an age such as 90d"),
+            (("create", "ada", "--expires", "1999-12-31"), "expires '1999-12-31': is past; choose a later date"),
             (("create", "ada", "--file", str(tmp_path)), "Is a directory; leave out --file, and add the line yourself"),
             (("create", "ada", "--role", "king"), "'king' is not one of 'viewer', 'user', 'operator'"),
         ):
