@@ -22,7 +22,7 @@ def main() -> NoReturn:
     """Runs `pipeline.cli.main`; handles only the signals that arrive before it does so itself."""
     raise_on_signals()
     if sys.argv[1:2] == ["run"]:
-        gc.set_threshold(50_000)  # as modules load, nothing is garbage: looking for it takes a twentieth of the start
+        gc.set_threshold(200_000)  # as modules load, nothing is garbage: looking for it takes a twentieth of the start
     if sys.argv[1:3] == ["run", "smooth"]:
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # no matrices are multiplied: NumPy starts no threads
     try:

@@ -7,12 +7,10 @@ import os
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
-from numba import types
 
 from kernels.bilateral import POWERS, Task
 from kernels.runtime.arrays import native
-from kernels.runtime.compiled import compiled
+from kernels.runtime.compiled import compiled, ir, types
 from kernels.runtime.threads import for_each
 from kernels.smoothing.borders import border_indices
 from kernels.smoothing.cpu.rows import fma, generated, load, reload, store

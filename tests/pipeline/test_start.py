@@ -49,10 +49,11 @@ def test_a_map_made_by_a_gpu_needs_no_numba(tmp_path):
 
 def loaded_by(folder, *arguments):
     program = "import sys; from pipeline.cli import main\ntry: main()\nfinally: print(*sys.modules)"
-    command = [sys.executable, "-c", program, *arguments]
-    return set(
-        subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=True).stdout.split()
-    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, *arguments], cwd=folder, capture_output=True,
+        text=True, timeout=120, check=True,
+    )  # fmt: skip
+    return set(done.stdout.split())
 
 
 def test_a_run_loads_nothing_of_a_service(tmp_path):
@@ -69,6 +70,15 @@ def test_an_uncompressed_zarr_loads_no_codecs(tmp_path):
     loaded = loaded_by(tmp_path, "run", "smooth", "a.zarr", "out.zarr", "--compression", "none", "--quiet")
     assert "pipeline.codecs.loops.chunk_files" in loaded
     assert not {"imagecodecs", "zarr"} & loaded
+
+
+def test_what_was_compiled_before_needs_no_numba(tmp_path):
+    write_image(tmp_path / "a.zarr", np.zeros((5, 7), np.uint8), "YX", Storage(compression="lz4", levels=1))
+    command = ("run", "smooth", "a.zarr", "out.zarr", "--filter", "gaussian", "--sigma", "1", "--quiet")
+    loaded_by(tmp_path, *command)
+    loaded = loaded_by(tmp_path, *command)
+    assert {"kernels.smoothing.cpu.floats", "pipeline.codecs.loops.chunk_files", "llvmlite"} <= loaded
+    assert not {"kernels.runtime.compiler", "numba"} & loaded
 
 
 AT_EXIT = """

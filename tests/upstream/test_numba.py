@@ -11,14 +11,15 @@ from typing import Any
 import numba
 import numba.np.linalg
 import pytest
+from numba import _dynfunc, _helperlib
 from numba.core import cgutils
 from numba.core.caching import CompileResultCacheImpl, FunctionCache
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import Compiler, CompileResult
 from numba.core.registry import CPUDispatcher
-from numba.core.runtime import rtsys
+from numba.core.runtime import _nrt_python, rtsys
 
-from kernels.runtime import compiled
+from kernels.runtime import compiler
 
 
 def plain(value: int) -> int:
@@ -80,11 +81,30 @@ def test_a_result_is_kept_with_its_environments_last_and_loaded_without_tables()
     assert list(inspect.signature(rtsys.initialize).parameters) == ["ctx"]
 
 
+def test_extension_modules_have_the_symbols_of_machine_code_and_make_functions_of_it() -> None:
+    """`machine_code` loads them without the rest."""
+    for module in (_dynfunc, _helperlib, _nrt_python):
+        assert all(isinstance(address, int) for address in module.c_helpers.values())
+    assert {"unpickle", "gil_ensure"} <= {*_helperlib.c_helpers}
+    assert "adapt_ndarray_from_python" in _nrt_python.c_helpers
+    assert callable(_dynfunc.make_function)
+    assert isinstance(_dynfunc.Environment, type)
+    body = numba.njit(plain)
+    body(1)
+    (result,) = body.overloads.values()
+    library = result.library
+    assert library.has_dynamic_globals is False
+    assert {each.name for each in library._final_module.functions} >= {result.fndesc.llvm_cpython_wrapper_name}
+    assert hasattr(library, "_shared_module")
+    assert callable(library._get_compiled_object)
+    assert result.fndesc.env_name in {each.name for each in library._final_module.global_variables}
+
+
 def test_files_are_kept_where_cache_dir_pointed_when_the_cache_was_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
-    body = compiled.compiled(plain)
+    body: Any = compiler.Dispatcher(plain)
     assert Path(body._cache.cache_path).is_relative_to(tmp_path)
     body(1)
     assert len(list(tmp_path.rglob("*.nbi"))) == 1

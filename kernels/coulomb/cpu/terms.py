@@ -11,12 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, cast
 
-from llvmlite import ir
-from numba import types
-from numba.core.cgutils import for_range_slice, get_or_insert_function
-from numba.extending import intrinsic
-
 from kernels.coulomb.geometry import SPLIT_TERMS
+from kernels.runtime.compiled import cgutils, intrinsic, ir, types
 
 LANES = 8
 GUESS = 0x5F375A86
@@ -46,7 +42,7 @@ def _pointer(context: Any, builder: Any, array_type: Any, array: Any, index: Any
 def _fma(builder: Any, a: Any, b: Any, c: Any) -> Any:
     """a * b + c, rounded once."""
     function = ir.FunctionType(_FLOATS, [_FLOATS] * 3)
-    return builder.call(get_or_insert_function(builder.module, function, f"llvm.fma.v{LANES}f32"), [a, b, c])
+    return builder.call(cgutils.get_or_insert_function(builder.module, function, f"llvm.fma.v{LANES}f32"), [a, b, c])
 
 
 def _inverse_root(builder: Any, x: Any) -> Any:
@@ -133,7 +129,7 @@ def _add_row(
             builder.position_at_end(block)
             terms = _loaded(context, builder, signature.args[8], coefficients) if _is_split(number) else []
             step, first = ir.Constant(count.type, LANES), ir.Constant(count.type, 0)
-            with for_range_slice(builder, first, count, step) as (k, _):
+            with cgutils.for_range_slice(builder, first, count, step) as (k, _):
                 sums_at = _pointer(context, builder, signature.args[1], target, builder.add(at, k))
                 squares_at = _pointer(context, builder, signature.args[3], source, builder.add(of, k))
                 _add_eight(builder, number, sums_at, squares_at, square, charge, terms)

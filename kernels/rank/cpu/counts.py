@@ -19,12 +19,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
-from numba import types
 
 from kernels.rank.cpu.samples import gather_row
 from kernels.rank.task import Task
-from kernels.runtime.compiled import compiled
+from kernels.runtime.compiled import compiled, ir, types
 from kernels.smoothing.cpu.rows import address, fill, generated, load, store
 
 LANES = 16  # windows at once, and values of one step

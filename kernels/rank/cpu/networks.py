@@ -17,11 +17,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numba import types
 
 from kernels.rank.cpu.samples import gather_row, scatter_row
 from kernels.rank.task import Task
-from kernels.runtime.compiled import compiled
+from kernels.runtime.compiled import compiled, types
 from kernels.smoothing.cpu.rows import address, generated, written_row
 
 SIZES = (3, 5, 7)

@@ -14,10 +14,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
-from numba import types
 
-from kernels.runtime.compiled import compiled
+from kernels.runtime.compiled import compiled, ir, types
 from kernels.smoothing.cpu.rows import generated
 
 DIGIT = 11  # bits that a pass of the sort looks at

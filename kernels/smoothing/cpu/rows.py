@@ -11,11 +11,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
 import numpy as np
-from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
 
-from kernels.runtime.compiled import compiled
+from kernels.runtime.compiled import compiled, intrinsic, ir, types
 from kernels.smoothing.borders import OUTSIDE
 
 BLOCK = 32  # samples; the most that LLVM unrolls these loops to

@@ -7,10 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from llvmlite import ir
-from numba import types
-from numba.core import cgutils
-
+from kernels.runtime.compiled import cgutils, ir, types
 from kernels.smoothing.cpu.rows import generated
 
 LANES = 4

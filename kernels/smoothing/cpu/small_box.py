@@ -9,10 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
-from numba import types
 
-from kernels.runtime.compiled import compiled
+from kernels.runtime.compiled import compiled, ir, types
 from kernels.smoothing.cpu.floats import sum_across
 from kernels.smoothing.cpu.integer_box import enter, move
 from kernels.smoothing.cpu.rows import Axis, Tile, beyond, clipped, convert, fill, generated, load, store

@@ -11,11 +11,8 @@ from operator import add
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
-from numba import types
-from numba.core import cgutils
 
-from kernels.runtime.compiled import compiled
+from kernels.runtime.compiled import cgutils, compiled, ir, types
 from kernels.smoothing.cpu.floats import enter
 from kernels.smoothing.cpu.rows import (
     Axis,

@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import errno
 import os
+from functools import partial
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
-from numba.core import cgutils, types
-from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from kernels.runtime.compiled import compiled
+from kernels.runtime.compiled import c_function, cgutils, compiled, intrinsic, ir, types
 
 Table = NDArray[np.int64]
 Memory = NDArray[np.uint8]
@@ -34,13 +32,9 @@ _REGULAR, _KIND = 0o100000, 0o170000
 _MOST_PIECES, _PIECES_BYTES = 1024, 16 << 10  # of memory in one call, IOV_MAX
 
 
-def c_function(name: str, *arguments: Any, returns: Any = types.int64) -> Any:
-    return types.ExternalFunction(name, returns(*arguments))
-
-
-_int, _long = types.int32, types.int64  # of the C library; pointers are longs
+_int, _long = "int32", "int64"  # of the C library; pointers are longs
 _syscall = c_function("syscall", _long, _long, _long, _long, _long)
-_statx = c_function("statx", _int, _long, _int, types.uint32, _long, returns=_int)
+_statx = c_function("statx", _int, _long, _int, "uint32", _long, returns=_int)
 pread = c_function("pread", _int, _long, _long, _long)
 preadv = c_function("preadv", _int, _long, _int, _long)
 pwrite = c_function("pwrite", _int, _long, _long, _long)
@@ -54,7 +48,7 @@ memcmp = c_function("memcmp", _long, _long, _long, returns=_int)
 _errno_location = c_function("__errno_location")
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def pointer(context: Any, address: Any) -> Any:
     def generate(_: Any, builder: Any, __: Any, given: Any) -> Any:
         return builder.inttoptr(given[0], ir.IntType(8).as_pointer())
@@ -62,7 +56,7 @@ def pointer(context: Any, address: Any) -> Any:
     return types.voidptr(types.int64), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def load_int32(context: Any, address: Any) -> Any:
     def generate(_: Any, builder: Any, __: Any, given: Any) -> Any:
         return builder.load(builder.inttoptr(given[0], ir.IntType(32).as_pointer()))
@@ -70,7 +64,7 @@ def load_int32(context: Any, address: Any) -> Any:
     return types.int32(types.int64), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def load_int64(context: Any, address: Any) -> Any:
     def generate(_: Any, builder: Any, __: Any, given: Any) -> Any:
         return builder.load(builder.inttoptr(given[0], ir.IntType(64).as_pointer()))
@@ -78,7 +72,7 @@ def load_int64(context: Any, address: Any) -> Any:
     return types.int64(types.int64), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def store_int64(context: Any, address: Any, number: Any) -> Any:
     def generate(context: Any, builder: Any, _: Any, given: Any) -> Any:
         builder.store(given[1], builder.inttoptr(given[0], ir.IntType(64).as_pointer()))
@@ -87,7 +81,7 @@ def store_int64(context: Any, address: Any, number: Any) -> Any:
     return types.void(types.int64, types.int64), generate
 
 
-@intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
+@partial(intrinsic, prefer_literal=True)
 def stack(context: Any, nbytes: Any) -> Any:
     """The address of as many bytes, a constant, of the calling function's stack: compiled sooner than an array."""
 
@@ -98,7 +92,7 @@ def stack(context: Any, nbytes: Any) -> Any:
     return types.int64(nbytes), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def take(context: Any, address: Any) -> Any:
     """The number at an address, which grows by one: each thread gets another."""
 
@@ -109,7 +103,7 @@ def take(context: Any, address: Any) -> Any:
     return types.int64(types.int64), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def call(context: Any, function: Any, given: Any) -> Any:
     """What the C function at an address returns for these numbers and addresses; of an `int`, only 32 bits count."""
 

@@ -17,19 +17,12 @@ import os
 from typing import Any, get_args
 
 import numpy as np
-from llvmlite import ir
-from numba import carray
-from numba.core import cgutils, types
-from numba.core.types.containers import UniTuple
-from numba.core.types.misc import unliteral
-from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from kernels.runtime.compiled import compiled
+from kernels.runtime.compiled import c_function, carray, cgutils, compiled, intrinsic, ir, types
 from pipeline.codecs.loops.system import (
     Memory,
     Table,
-    c_function,
     call,
     load_int64,
     pointer,
@@ -49,7 +42,7 @@ _WAKE, _CALLS, _POOL_BYTES = 64, 128, 640  # the lock comes first
 # of the next row's number, how many rows there are, and how many threads help and may help.
 _DONE, _ENTRY, _GIVEN, _SHARED, _NEXT, _ROWS, _HELPERS, _MOST, _CALL_BYTES = (0, *range(64, 128, 8))
 
-_int, _long = types.int32, types.int64
+_int, _long = "int32", "int64"
 _lock = c_function("pthread_mutex_lock", _long, returns=_int)
 _unlock = c_function("pthread_mutex_unlock", _long, returns=_int)
 _wait = c_function("pthread_cond_wait", _long, _long, returns=_int)
@@ -57,7 +50,7 @@ _wake = c_function("pthread_cond_signal", _long, returns=_int)
 _create = c_function("pthread_create", _long, _long, _long, _long, returns=_int)
 _detach = c_function("pthread_detach", _long, returns=_int)
 _malloc = c_function("malloc", _long)
-_free = c_function("free", _long, returns=types.void)
+_free = c_function("free", _long, returns="void")
 
 
 def entry_of(loop: Any) -> Any:
@@ -65,9 +58,9 @@ def entry_of(loop: Any) -> Any:
     function takes a number and the tuple's address, and calls the loop with the number and the tuple's members. What
     the loop returns is lost, and so are its errors."""
 
-    @intrinsic  # type: ignore[untyped-decorator]
+    @intrinsic
     def entry(context: Any, given: Any) -> Any:
-        kinds = tuple(unliteral(kind) for kind in (types.int64, *given.types))
+        kinds = tuple(types.unliteral(kind) for kind in (types.int64, *given.types))
         loop.callee.compile(kinds)
         result = loop.callee.overloads[kinds]
 
@@ -88,7 +81,7 @@ def entry_of(loop: Any) -> Any:
             found = [builder.ptrtoint(each, word) for each in (function, copy)]
             return context.make_tuple(builder, signature.return_type, found)
 
-        return UniTuple(types.int64, 2)(given), generate
+        return types.UniTuple(types.int64, 2)(given), generate
 
     entry.py_func = loop.py_func  # changes of the loop change the key in Numba's cache
     return entry

@@ -15,12 +15,8 @@ from importlib import import_module
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
-from numba import carray
-from numba.core import types
-from numba.extending import intrinsic
 
-from kernels.runtime.compiled import compiled
+from kernels.runtime.compiled import carray, compiled, intrinsic, ir, types
 from pipeline.codecs.loops.system import (
     DONE,
     LEFT,
@@ -92,7 +88,7 @@ def _codec(scheme: int, module: str, prefix: str, functions: tuple[str, ...]) ->
     return found
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def _swapped(context: Any, number: Any) -> Any:
     """The number with its bytes in reverse order."""
 
@@ -102,7 +98,7 @@ def _swapped(context: Any, number: Any) -> Any:
     return number(number), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def _add_up_lanes(context: Any, samples: Any, address: Any, total: Any) -> Any:
     """Add up 16 bytes of samples from `total` on, as a vector: of 2, 4 … neighbours. Returns the last sum, of which the
     bits of a sample count. It waits for the total alone, so that vectors are summed up at the same time."""

@@ -21,6 +21,7 @@ from pipeline.workloads.protocol import ArraySpec, Chunk
 # Every array in a buffer is aligned like a CUDA allocation, to a whole number of cache lines.
 ALIGNMENT_BYTES = 256
 _HUGE_PAGE_BYTES = 2 << 20
+_PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # not shared, as by default: shared memory rarely has huge pages
 
 
 def buffer_bytes(specs: Sequence[ArraySpec]) -> int:
@@ -96,7 +97,14 @@ def allocate_host_slot(input_bytes: int, output_bytes: int) -> Slot:
 
 
 def _pages(nbytes: int) -> NDArray[np.uint8]:
-    return np.frombuffer(mmap.mmap(-1, max(nbytes, 1)), np.uint8)
+    pages = mmap.mmap(-1, max(nbytes, 1), _PRIVATE)
+    _advise_huge(pages)
+    return np.frombuffer(pages, np.uint8)
+
+
+def _advise_huge(pages: mmap.mmap) -> None:
+    with suppress(OSError):  # of a kernel without them
+        pages.madvise(mmap.MADV_HUGEPAGE)
 
 
 def _event() -> Any:
@@ -172,9 +180,9 @@ def pinned(nbytes: int) -> NDArray[np.uint8]:
     if nbytes < _HUGE_PAGE_BYTES:
         memory = cupy.cuda.PinnedMemoryPointer(cupy.cuda.PinnedMemory(max(nbytes, 1)), 0)
         return np.frombuffer(memory, np.uint8, max(nbytes, 1))
-    pages = _HugePages(-1, nbytes + _HUGE_PAGE_BYTES)
-    with suppress(OSError):  # of a kernel without them
-        pages.madvise(mmap.MADV_HUGEPAGE)
+    pages = _HugePages(-1, nbytes + _HUGE_PAGE_BYTES, _PRIVATE)
+    _advise_huge(pages)
+    pages.madvise(mmap.MADV_DONTFORK)  # after a fork, writing to a page would move it away from the GPU
     whole = np.frombuffer(pages, np.uint8)
     first = -whole.ctypes.data % _HUGE_PAGE_BYTES
     found = whole[first : first + nbytes]

@@ -49,7 +49,7 @@ def encode(
 
     Returns None, or the index of the first value that is not finite.
     """
-    from pipeline.formats.grid.lazy_decimals import TABLES, write_numbers  # with Numba, which is slow to load
+    from pipeline.formats.grid.lazy_decimals import TABLES, write_numbers  # slow to load
 
     bits = values.view(np.uint32)
     doubtful = np.empty(_MOST_DOUBTFUL, np.int64)

@@ -1,6 +1,6 @@
 """The compiled conversion behind `fixed_decimals`, which defines the format.
 
-Imported on first use, since it needs Numba, which is slow to import.
+Imported on first use, since it needs LLVM or Numba, which are slow to load.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from pipeline.codecs.parallel import for_each, threads_for
 from pipeline.storage.confinement import in_its_folder, is_confined
 
-# Of fewer files, loading the loops takes longer than they save: with Numba, or after it.
+# Of fewer files, loading the loops takes longer than they save: alone, or where Numba is loaded.
 FEW, FEW_WITH_NUMBA = 1000, 100
 _LOOPS = "pipeline.codecs.loops.whole_files"
 
@@ -46,7 +46,7 @@ def prepare(count: int) -> Callable[[], None]:
 
 def _load() -> None:
     loops = import_module(_LOOPS)
-    # Numba's first call takes longest.
+    # The first call takes longest.
     loops.move_files(np.zeros((0, 5), np.int64), np.zeros(0, np.int8), np.zeros(1, np.uint8), 0, 0)
 
 

@@ -96,7 +96,7 @@ class CoulombAudit:
             return full_expectation(atoms, points, self._method, cell)
         if len(self._frames) == 1:
             return expectation(atoms, points, self._scheme, cell)
-        from pipeline.workloads.coulomb import lazy_definition  # loads Numba, which takes longer than one frame
+        from pipeline.workloads.coulomb import lazy_definition  # loads LLVM or Numba, which takes longer than one frame
 
         return lazy_definition.expectation(atoms, points, self._scheme, cell)
 

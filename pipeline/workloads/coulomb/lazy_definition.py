@@ -1,7 +1,7 @@
 """The definition of a potential map at a few points of many frames: `definition`, compiled by Numba.
 
 It releases the GIL, so that its threads run in parallel with each other and with those that load frames to a GPU.
-Import it lazily: loading Numba takes longer than NumPy takes for one frame.
+Import it lazily: loading LLVM or Numba takes longer than NumPy takes for one frame.
 """
 
 from __future__ import annotations

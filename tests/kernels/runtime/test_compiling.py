@@ -17,7 +17,7 @@ def test_numba_compiles_once_and_the_cache_compiles_nothing(monkeypatch):
         return value + value
 
     body = compiled(twice)
-    body._cache.flush()
+    body.dispatcher._cache.flush()
     assert (body(2), body(3)) == (4, 6)
     assert steps == [1, -1]
     assert compiled(twice)(5) == 10  # from the cache on disk

@@ -34,7 +34,7 @@ def pack_tiles(
 
     NotPackedError if the processor must decode them, or name what is wrong.
     """
-    from pipeline.codecs.loops.chunk_files import read_shared  # needs Numba
+    from pipeline.codecs.loops.chunk_files import read_shared  # slow to load
 
     offsets, counts = (each[0, down, numbers.start : numbers.stop] for each in (page.offsets, page.byte_counts))
     nbytes, stored = page.height(down) * page.block_row_bytes, offsets != 0

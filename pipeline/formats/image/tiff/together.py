@@ -1,6 +1,6 @@
 """The strips and tiles of a region, read or written together by the loops of `pipeline.codecs.loops.tiles`.
 
-Imported only when they are read or written: the loops need Numba, which takes long to import.
+Imported only when they are read or written: the loops need LLVM or Numba, which take long to load.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The chunk files of a region, read or written together by the loops of `pipeline.codecs.loops.chunk_files`.
 
-Imported only when chunks are read or written: the loops need Numba, which takes long to import.
+Imported only when chunks are read or written: the loops need LLVM or Numba, which take long to load.
 """
 
 from __future__ import annotations

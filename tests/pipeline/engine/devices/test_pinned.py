@@ -3,15 +3,35 @@
 from __future__ import annotations
 
 import gc
+import re
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from pipeline.engine.devices.buffers import pinned
+from pipeline.engine.devices.buffers import allocate_host_slot, pinned
 
 NBYTES = (40 << 20) + 13
+
+
+def flags_of(memory):
+    """What the system notes about it: `hg` huge pages are wanted, `sh` shared, `dc` not copied by a fork."""
+    address, is_here = memory.ctypes.data, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if found := re.match("([0-9a-f]+)-([0-9a-f]+) ", line):
+            is_here = int(found[1], 16) <= address < int(found[2], 16)
+        elif is_here and line.startswith("VmFlags:"):
+            return set(line.split()[1:])
+    raise AssertionError(f"{address:#x} is not mapped")
+
+
+def test_slots_of_the_cpu_are_private_and_want_huge_pages():
+    slot = allocate_host_slot(NBYTES, NBYTES)
+    for memory in (slot.host_input, slot.host_output):
+        assert "sh" not in flags_of(memory)
+        assert "hg" in flags_of(memory) or not Path("/sys/kernel/mm/transparent_hugepage").exists()
 
 
 def test_large_memory_is_pinned_until_its_last_array_is_dropped(monkeypatch):
@@ -25,6 +45,7 @@ def test_large_memory_is_pinned_until_its_last_array_is_dropped(monkeypatch):
     address = memory.ctypes.data
     assert memory.nbytes == NBYTES
     assert address % (2 << 20) == 0
+    assert flags_of(memory) & {"sh", "dc"} == {"dc"}
     part = memory[-13:].view(np.uint8)
     del memory
     gc.collect()
