@@ -14,14 +14,9 @@ Box, float images: along each axis in turn the window sum W(taps) is built by do
   The last axis's sum is multiplied by 1/n rounded to that precision (samples within a factor n of the type's
   largest value may become infinite). Nothing is subtracted: an infinity or NaN affects only the windows that contain
   it, and with `offset` results do not depend on where a chunk begins.
-Gaussian, uint8 images, if no axis's radius exceeds 32: every sum is exact, so its order does not matter.
-  Weights have at most 11 significant bits, are integer multiples of 2**-16 (first filtered axis) or 2**-15 (later
-  axes), and sum to exactly one; an axis with a window of one tap does not count as filtered. The sums along every axis
-  but the last are rounded to quarters, ties to even, and the next axis computes 128 + sum of w (x - 128) of these x,
-  which float32 holds. The last axis's sums are rounded to nearest, ties to even. Beyond the edge every axis sees cval;
-  a constant image stays constant. In addition to the last rounding's 0.5, each earlier one moves a result by up to
-  0.125, and the weights by up to 0.08 (first axis) or 0.1 (each later axis): within 0.58 of the real Gaussian along
-  one axis, 0.81 along two, 1.04 along three.
+Gaussian, uint8 images, along one axis or two that are neighbours, if no radius exceeds 32 and no weight is larger than
+  0.998 (sigma from 0.27 on): exact sums (kernels/smoothing/byte_sums.py), within 0.6 of a step. An axis with a window
+  of one tap does not count.
 Gaussian of standard deviation above 7.6, or of uint16, int16 and float32 images above 5.8 along two or more axes, which
   are neighbours, if neither `truncate` nor `radius` is given and no sample is left out: decimated
   (kernels/smoothing/decimation.py), within 0.6 of a step for integer images, and 1e-5 of the largest magnitude for
@@ -36,7 +31,7 @@ Gaussian, all other images: along each axis in turn, with weights w[k] at distan
   multiples of 2**-24 that sum to exactly one, and results are rounded once, at the end, to nearest (ties to even); a
   constant image stays constant. In addition to the rounding's 0.5, the weights of the widest kernel move a 16-bit
   result by up to 0.29 and the float32 sums by slightly more: within 1 of the exact Gaussian (worst found by search:
-  0.573).
+  0.573), and within 0.51 for bytes.
 Axes are taken in ascending order; the image is first extended beyond its edges along all of them.
 """
 

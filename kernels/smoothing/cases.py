@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.smoothing import DTYPES, MODES, gaussian_filter, uniform_filter, words
+from kernels.smoothing import DTYPES, MODES, byte_sums, gaussian_filter, uniform_filter, words
 from kernels.smoothing.borders import border_indices
 from kernels.smoothing.window import RUN, Window, box_window, gaussian_windows
 
@@ -106,7 +106,7 @@ class Case:
                 values = _in_runs(values, window) if window.is_long_box else _doubled(values, window, window.taps)
             return np.asarray(values * dtype.type(1 / np.prod([float(window.taps) for window in windows])))
         if windows[0].exact:
-            return _exactly_weighted(values, windows).astype(dtype)
+            return _weighted_in_bytes(values, windows).astype(dtype)
         if windows[0].words:
             return _weighted_in_words(values, windows).astype(dtype)
         values = _smoothed(values.astype(np.float64 if dtype == np.float64 else np.float32), windows)
@@ -118,9 +118,6 @@ class Case:
         windows = self.windows()
         if dtype.kind != "f" and self.sizes is not None:
             return 0
-        if windows and windows[0].exact:
-            moved = sum(self._moved_by_weights(window) for window in windows)
-            return 0.5 + 0.125 * (len(windows) - 1) + moved + 1e-9
         if dtype.kind != "f":
             return INTEGER_GAUSSIAN_TOLERANCE
         largest = max(float(np.abs(self.image()).max()), abs(float(self.cval)))
@@ -128,12 +125,6 @@ class Case:
             return DECIMATED_TOLERANCE * largest
         roundings = sum(window.taps for window in windows) + 2
         return roundings * float(np.finfo(dtype).eps) * largest
-
-    def _moved_by_weights(self, window: Window) -> float:
-        """How far the errors of the weights can move a sum of samples in 0 … 255: the errors sum to zero, so only
-        distances from the middle of the range matter."""
-        half = np.array(window.half_weights)
-        return 127.5 * float(np.abs(np.concatenate((half[:0:-1], half)) - self._real_weights(window)).sum())
 
     def check(self, result: Array) -> None:
         """AssertionError unless every bit of the result, a NumPy array, is right."""
@@ -374,21 +365,17 @@ def _chains(values: Array, axis: int, sums: list[tuple[int, tuple[float, ...]]])
     return np.moveaxis(total, 0, axis)
 
 
-def _exactly_weighted(values: Array, windows: list[Window]) -> Array:
-    """An exact Gaussian by its definition, in int64: in units of 1 at both ends, in quarters between axes."""
-    values, unit = values.astype(np.int64), 1
-    for place, window in enumerate(windows):
-        assert window.half_weights is not None
-        one = 1 << (16 if place == 0 else 15)
-        weights = [int(weight * one) for weight in window.half_weights]
-        total = weights[0] * _shifted(values, window, window.before)
-        for k, weight in enumerate(weights[1:], start=1):
-            total += weight * (
-                _shifted(values, window, window.before - k) + _shifted(values, window, window.before + k)
-            )
-        next_unit = 1 if window is windows[-1] else 4
-        values, unit = _divided(total, one * unit // next_unit), next_unit
-    return values
+def _weighted_in_bytes(values: Array, windows: list[Window]) -> Array:
+    """A Gaussian by the definition in byte_sums.py, in int64."""
+    x, weights = values.astype(np.int64), [byte_sums.byte_weights(window.half_weights or ()) for window in windows]
+    first = _over_window(x, windows[0], weights[0].whole)
+    if len(windows) == 1:
+        return (first + (1 << 15)) >> 16
+    v, second = first >> 8, weights[1]
+    high, low = (
+        _over_window(each, windows[1], half) for each, half in ((v >> 8, second.whole), (v & 255, second.upper))
+    )
+    return (high + low + second.bias) >> 16
 
 
 def _weighted_in_words(values: Array, windows: list[Window]) -> Array:
@@ -410,12 +397,6 @@ def _weighted_in_words(values: Array, windows: list[Window]) -> Array:
 def _over_window(values: Array, window: Window, half: Array) -> Array:
     whole = np.concatenate((half[:0:-1], half))
     return np.asarray(sum(int(whole[k]) * _shifted(values, window, k) for k in range(window.taps)))
-
-
-def _divided(total: Array, divisor: int) -> Array:
-    """The integer nearest to total / divisor, ties to even."""
-    quotient, rest = np.divmod(total, divisor)
-    return np.asarray(quotient + ((2 * rest > divisor) | ((2 * rest == divisor) & (quotient % 2 == 1))))
 
 
 def _fma_float32(weight: float | Array, x: Array, total: Array) -> Array:

@@ -19,8 +19,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from kernels.smoothing.axis_rounding import filtered_constant, fma
 from kernels.smoothing.decimation import Stage
+from kernels.smoothing.scalars import filtered_constant, fma
 from kernels.smoothing.window import Window
 
 COARSE_UNIT = 4  # the coarsest grid's samples along an axis are a multiple of this, so that rows of float32 are aligned

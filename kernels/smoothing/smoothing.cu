@@ -2,8 +2,7 @@
 //
 // Arrays are C-contiguous. A pass filters one axis of an array seen as [outer, length, inner] and writes
 // [outer, out_length, inner]; passes run in ascending order of axes. The arrays between the passes hold, for a box over
-// integers, the exact sums (in 32 bits if they fit, otherwise 64); for a Gaussian, the unrounded float sums; for an exact
-// Gaussian (uint8), the rounded sums.
+// integers, the exact sums (in 32 bits if they fit, otherwise 64); for a Gaussian, the unrounded float sums.
 // Border modes are numbered in borders.cuh; `fill` is the value beyond the edge in mode CONSTANT.
 //
 // Floors of a two-dimensional filter of N samples of b bytes, t taps per axis, on a device with bandwidth B, rate F:
@@ -26,7 +25,7 @@
 //   decimate_plane, …               the same along two axes at once (planes.cuh)
 //   wide (wide.cuh)                 Gaussians of medium reach: both axes at once, along strips of rows
 //   fused (fused.cuh)               short windows: both axes at once, from registers
-//   words_down, words_across        Gaussians of 16-bit samples in exact sums, one axis per pass, every tap from global memory
+//   words_down, words_across, …     Gaussians of bytes and 16 bits in exact sums, one axis per pass, every tap from global memory
 //   words (words.cuh)               the same, both axes at once, by products on tensor cores
 //   tensor (tensor.cuh)             Gaussians of bytes: both axes at once, by products on tensor cores
 // Source of the doubling sums: Blelloch, "Prefix sums and their applications" (1990), applied to windows of any length.
@@ -40,7 +39,6 @@
 #include "cuda/boxes/running.cuh"
 #include "samples.cuh"
 #include "cuda/boxes/sweep.cuh"
-#include "cuda/axis_rounding.cuh"
 #include "cuda/gaussians/tensor.cuh"
 #include "cuda/boxes/tree.cuh"
 #include "cuda/gaussians/wide.cuh"
@@ -62,7 +60,6 @@ struct Axis {
 template <typename Work>
 struct Weights {
     Work half[MAX_HALF];
-    AxisRounding<Work> rounding;
 };
 
 // Input position of the first tap of output 0.
@@ -176,7 +173,7 @@ gauss_separable(const In* __restrict__ in, Out* __restrict__ out, Axis axis, Wor
             Work sum = weights.half[0] * samples[centre];
             for (int j = 1, reach = axis.columns; j <= axis.before; ++j, reach += axis.columns)
                 sum = fma_rn(weights.half[j], samples[centre - reach] + samples[centre + reach], sum);
-            out[tile.output + row * axis.inner + column] = to_sample<Out>(rounded(sum, weights.rounding));
+            out[tile.output + row * axis.inner + column] = to_sample<Out>(sum);
         }
     }
 }

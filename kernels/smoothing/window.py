@@ -5,25 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from numbers import Real
 from typing import Any
 
 import numpy as np
 
-from kernels.smoothing import words
+from kernels.smoothing import byte_sums, words
 from kernels.smoothing.borders import MODES
 from kernels.smoothing.decimation import Decimation, decimation
-from kernels.smoothing.weights import (
-    EXACT_FIRST_ONE,
-    EXACT_LATER_ONE,
-    derivative_weights,
-    exact_half_weights,
-    half_weights,
-)
+from kernels.smoothing.weights import derivative_weights, half_weights
 
 MAX_TAPS = 1 << 20
 MAX_SAMPLES = 1 << 40  # of a box over all axes: sums of 16-bit samples fit 64 bits
-EXACT_RADIUS = 32  # Gaussians of uint8 are exact if they reach no farther along any axis
 # Gaussians that reach farther are decimated without `truncate` and `radius`; the second holds for two or more
 # neighbouring axes, if all are so far, except for uint8, float64 and derivatives.
 DIRECT_RADIUS, DIRECT_PLANE_RADIUS = 30, 23
@@ -46,7 +40,7 @@ class Window:
     after: int
     mode: str
     half_weights: tuple[float, ...] | None = None  # Gaussian: weights at distance 0 … radius; None: a box
-    exact: bool = False  # Gaussian of uint8 whose sums are exact in any order: see kernels.smoothing
+    exact: bool = False  # Gaussian of uint8 whose sums are exact in any order: see kernels.smoothing.byte_sums
     words: bool = False  # Gaussian of 16-bit samples whose sums are exact in any order: see kernels.smoothing.words
     derivative: tuple[float, ...] | None = None  # of a Gaussian: weights of all taps, of coarse samples if decimated
     decimation: Decimation | None = None  # Gaussian: computed on a coarse grid
@@ -116,7 +110,7 @@ def gaussian_windows(
     orders: Sequence[int] | None = None,
 ) -> list[Window]:
     """Gaussians of standard deviation `sigmas` samples along `axes`, which end at `radii` or round(truncate * sigma).
-    Takes all axes at once: whether it is exact depends on all of them, and its weights on their order.
+    Takes all axes at once: whether sums are exact depends on all of them, and so do the weights.
 
     Without radius and truncate, those that reach more than `DIRECT_RADIUS` samples at 4 sigma are decimated; or
     `DIRECT_PLANE_RADIUS`, if they do along two or more neighbouring axes, and no other.
@@ -141,13 +135,12 @@ def gaussian_windows(
     ]
     for sigma, reach, order in zip(sigmas, reaches, derivatives, strict=True):
         check_order(order, reach, sigma)
-    exact = dtype == np.uint8 and max(reaches, default=0) <= EXACT_RADIUS and not any((*coarse, *derivatives))
-    first = min((axis for axis, reach in zip(axes, reaches, strict=True) if reach > 0), default=None)
     windows = []
     for place, (axis, sigma, mode, reach) in enumerate(zip(axes, sigmas, modes, reaches, strict=True)):
         if coarse[place]:
             offset = 0 if offsets is None else offsets[place]
-            bytewise = dtype == np.uint8 and not any(derivatives)
+            # The coarser grids of bytes err by up to 0.05 of a step along each axis, on top of 0.5.
+            bytewise = dtype == np.uint8 and not any(derivatives) and sum(coarse) <= 2
             coarse_grid = decimation(float(sigma), _precision(dtype), int(derivatives[place]), bytewise=bytewise)
             windows.append(_decimated_window(axis, mode, coarse_grid, offset))
             continue
@@ -157,25 +150,28 @@ def gaussian_windows(
                 Window(axis=axis, before=reach, after=reach, mode=_known(mode), half_weights=(), derivative=taps)
             )
             continue
-        one = EXACT_FIRST_ONE if axis == first else EXACT_LATER_ONE
-        half = exact_half_weights(float(sigma), reach, one) if exact else half_weights(float(sigma), reach, dtype)
-        windows.append(Window(axis=axis, before=reach, after=reach, mode=_known(mode), half_weights=half, exact=exact))
-    return _in_words(windows, dict(zip(axes, sigmas, strict=True))) if dtype in ("uint16", "int16") else windows
+        half = half_weights(float(sigma), reach, dtype)
+        windows.append(Window(axis=axis, before=reach, after=reach, mode=_known(mode), half_weights=half))
+    return _in_exact_sums(windows, dict(zip(axes, sigmas, strict=True)), dtype) if dtype.kind != "f" else windows
 
 
-def _in_words(windows: list[Window], sigmas: dict[int, float]) -> list[Window]:
-    """The windows with weights for exact sums of 16-bit samples, if they are computed so."""
+def _in_exact_sums(windows: list[Window], sigmas: dict[int, float], dtype: np.dtype) -> list[Window]:
+    """The windows with weights for exact sums of samples of 8 or 16 bits, if they are computed so."""
     filtered = sorted((window for window in windows if window.taps > 1), key=lambda window: window.axis)
-    if len(filtered) != 2 or filtered[1].axis != filtered[0].axis + 1:
+    if any(after.axis != before.axis + 1 for before, after in pairwise(filtered)):
         return windows
     if any(window.decimation or window.derivative for window in filtered):
         return windows
-    down, across = ((float(sigmas[window.axis]), window.after) for window in filtered)
-    halves = words.halves(down, across)
+    in_bytes = dtype == np.uint8
+    gaussians = ((float(sigmas[window.axis]), window.after) for window in filtered)
+    halves = (byte_sums if in_bytes else words).halves(*gaussians)
     if halves is None:
         return windows
     found = dict(zip((window.axis for window in filtered), halves, strict=True))
-    return [replace(window, words=True, half_weights=found.get(window.axis, window.half_weights)) for window in windows]
+    return [
+        replace(window, exact=in_bytes, words=not in_bytes, half_weights=found.get(window.axis, window.half_weights))
+        for window in windows
+    ]
 
 
 def output_shape(shape: Sequence[int], windows: Sequence[Window]) -> tuple[int, ...]:

@@ -19,15 +19,13 @@ Gaussians of which this is not certain are computed otherwise.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.smoothing.weights import EXACT_BITS, WEIGHT_ONE, gaussian_half, rounded_half
+from kernels.smoothing.weights import FLOAT16_BITS, WEIGHT_ONE, gaussian_half, over_all_taps, rounded_half
 
 LEAST_RADIUS, LEAST_LONGER, MOST_RADIUS = 4, 9, 30  # of either axis, of the one that reaches farther, of both
 RADII = (16, 24, 32)  # of the kernels on tensor cores
@@ -58,8 +56,11 @@ class SecondWeights:
 
 
 @lru_cache(maxsize=256)
-def halves(down: tuple[float, int], across: tuple[float, int]) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
+def halves(*gaussians: tuple[float, int]) -> tuple[tuple[float, ...], ...] | None:
     """Weights at distance 0 … radius of Gaussians (sigma, radius) along two axes; None if they are not computed so."""
+    if len(gaussians) != 2:
+        return None
+    down, across = gaussians
     radii = down[1], across[1]
     if min(radii) < LEAST_RADIUS or not LEAST_LONGER <= max(radii) <= MOST_RADIUS:
         return None
@@ -92,10 +93,6 @@ def _finer(radius: int) -> int:
     return FINER if radius > RADII[0] else 0
 
 
-def over_all_taps(half: NDArray[Any]) -> Any:
-    return half[0] + 2 * math.fsum(half[1:])
-
-
 def sum_of_constant(x: int, weights: FirstWeights) -> int:
     """v where all samples are x."""
     whole = int(over_all_taps(weights.upper)) * x + int(over_all_taps(weights.lower)) * (x >> 8) + weights.bias
@@ -116,7 +113,7 @@ def first_weights(half: tuple[float, ...]) -> FirstWeights:
 @lru_cache(maxsize=64)
 def second_weights(half: tuple[float, ...]) -> SecondWeights:
     units = _units(half, WEIGHT_ONE)
-    spacing = np.array([1 << max(int(unit >> 10).bit_length() - EXACT_BITS, 0) for unit in units])
+    spacing = np.array([1 << max(int(unit >> 10).bit_length() - FLOAT16_BITS, 0) for unit in units])
     upper = np.rint(units / (1024 * spacing)).astype(np.int64) * spacing
     # h (a - 1024), at most 1024 times their sum, must not exceed 2**24.
     while over_all_taps(upper) > 1 << 14:

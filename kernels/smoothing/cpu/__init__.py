@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from kernels.runtime.arrays import native
 from kernels.runtime.threads import for_each
 from kernels.smoothing import decimated
-from kernels.smoothing.axis_rounding import axis_roundings
 from kernels.smoothing.borders import border_indices
+from kernels.smoothing.cpu import byte_sums as cpu_byte_sums
 from kernels.smoothing.cpu import floats as cpu_float
 from kernels.smoothing.cpu import integer_box as cpu_integer_box
 from kernels.smoothing.cpu import runs as cpu_runs
@@ -29,6 +29,7 @@ from kernels.smoothing.cpu import small_box as cpu_small_box
 from kernels.smoothing.cpu import words as cpu_words
 from kernels.smoothing.cpu.resample import CpuPasses
 from kernels.smoothing.cpu.rows import Axis, Tile, row_pitch
+from kernels.smoothing.scalars import WHOLES
 from kernels.smoothing.window import Window, extended, output_shape, result_dtype
 
 Array = NDArray[Any]
@@ -200,6 +201,19 @@ def _word_gaussian(windows: tuple[Window, ...], dtype: np.dtype[Any]) -> Method:
     )
 
 
+def _byte_gaussian(windows: tuple[Window, ...]) -> Method:
+    first, second = windows[0].half_weights or (), windows[-1].half_weights or ()
+    across = cpu_byte_sums.column_parameters(second) if len(windows) == 2 else (np.empty(0, np.int32), 0)
+    parameters = cpu_byte_sums.row_parameters(first), *across
+    return Method(
+        tile=cpu_byte_sums.bytes_tile,
+        precision=np.float32,
+        scratch_rows=cpu_byte_sums.scratch_rows,
+        cache_samples=1 << 16,
+        parameters=lambda _sweep, _first, _last: parameters,
+    )
+
+
 def _added_middle(dtype: np.dtype[Any]) -> int:
     return 1 << 15 if dtype == np.int16 else 0
 
@@ -207,17 +221,16 @@ def _added_middle(dtype: np.dtype[Any]) -> int:
 def _gaussian(windows: tuple[Window, ...], dtype: np.dtype[Any]) -> Method:
     if windows[0].words:
         return _word_gaussian(windows, dtype)
+    if windows[0].exact:
+        return _byte_gaussian(windows)
     precision = np.dtype(np.float64 if dtype == np.float64 else np.float32)
     whole = dtype.kind != "f"
-    by_axis = dict(zip((window.axis for window in windows), axis_roundings(windows, whole=whole), strict=True))
 
     def parameters(sweep: Sweep, _first: bool, last: bool) -> tuple[Any, ...]:
         weights = [np.array(window.half_weights, precision) for window in sweep.windows]
         if len(weights) == 1:
             weights.insert(0 if sweep.rows.taps == 1 else 1, np.ones(1, precision))
-        found = [by_axis[window.axis] for window in sweep.windows]
-        between, after = (np.array((each.up, each.down), precision) for each in (found[0], found[-1]))
-        return *weights, between, after, windows[0].exact, whole and last
+        return *weights, np.array((WHOLES, WHOLES), precision), whole and last
 
     return Method(
         tile=cpu_float.gaussian_tile,

@@ -22,7 +22,6 @@ from kernels.smoothing.cpu.rows import (
     more_taps,
     one_tap,
     pair_sum,
-    round_row,
     rounded,
     row_start,
     sample,
@@ -90,9 +89,7 @@ def gaussian_tile(
     tile: Tile,
     row_weights: Any,
     column_weights: Any,
-    between: Any,
     after: Any,
-    exact: bool,
     whole: bool,
 ) -> None:
     """image    : any supported dtype, flat [planes, rows.length, columns.length, channels]
@@ -100,9 +97,7 @@ def gaussian_tile(
     out      : the same layout with the axes' out_length
     scratch  : float32 or float64, the precision of the arithmetic: `gaussian_scratch_rows`, `pitch` samples each
     *_weights: at distance 0 … radius, in that precision; a single weight if the axis is not filtered
-    between  : exact Gaussians: rounding of the sums down the rows (`round_row`) before those along the columns
-    after    : exact Gaussians and integer results: rounding of the result
-    exact    : whether sums are rounded
+    after    : rounding of the result to integers
     whole    : whether the result is rounded to integers
     """
     width = (tile.x1 - tile.x0 + columns.taps - 1) * channels
@@ -127,8 +122,6 @@ def gaussian_tile(
                     above[k] = (oldest + row_weights.size - 1 + k) % rows.taps * pitch
                 _weighted_sum(scratch, below, above, row_weights, down, whole_blocks(width))
                 row = down
-                if exact and column_weights.size > 1:
-                    round_row(scratch, between, row, whole_blocks(width))
             if column_weights.size > 1:
                 for k in range(column_weights.size):
                     below[k] = row + (column_weights.size - 1 - k) * channels
@@ -139,8 +132,6 @@ def gaussian_tile(
             if whole:
                 rounded(scratch, row, after, out, at, count)
             else:
-                if exact:
-                    round_row(scratch, after, row, whole_blocks(count))
                 convert(scratch, row, out, at, count)
 
 

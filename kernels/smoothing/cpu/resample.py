@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 from kernels.runtime.compiled import compiled
 from kernels.runtime.threads import for_each
-from kernels.smoothing.axis_rounding import WHOLES
 from kernels.smoothing.borders import border_indices
 from kernels.smoothing.cpu.rows import convert, fma, load, reload, rounded, store
 from kernels.smoothing.decimated import Resampling
+from kernels.smoothing.scalars import WHOLES
 from kernels.smoothing.window import Window
 
 Array = NDArray[Any]

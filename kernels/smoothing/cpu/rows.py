@@ -339,17 +339,9 @@ def scaled(array: Any, source: int, factor: Any, out: Any, at: int, count: int) 
 
 
 @compiled
-def round_row(array: Any, rounding: Any, at: int, count: int) -> None:
-    """The row becomes (row + rounding[0]) - rounding[1]."""
-    up, down = rounding[0], rounding[1]
-    for i in range(count):
-        store(array, at + i, (reload(array, at + i) + up) - down)
-
-
-@compiled
 def rounded(array: Any, source: int, rounding: Any, out: Any, at: int, count: int) -> None:
-    """As `round_row`, into integers: floats of the size of rounding[0] are one apart, so the result is the number of
-    floats by which a sum exceeds rounding[1]."""
+    """(row + rounding[0]) - rounding[1], as integers: floats of the size of rounding[0] are one apart, so the result is
+    the number of floats by which a sum exceeds rounding[1]."""
     up, down = rounding[0], rounding[1]
     for i in range(count):
         store(out, at + i, clipped(out, floats_apart(load(array, source + i) + up, down)))

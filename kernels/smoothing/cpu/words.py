@@ -23,12 +23,13 @@ from kernels.smoothing.cpu.rows import (
     generated,
     whole_blocks,
 )
-from kernels.smoothing.words import MIDDLE, first_weights, over_all_taps, second_weights
+from kernels.smoothing.weights import over_all_taps
+from kernels.smoothing.words import MIDDLE, first_weights, second_weights
 
 LANES = 32  # words of a step, four vectors of 256 bits, whose sums stay in registers: of two rows, or A and B
 
 
-def _pair(low: Any, high: Any) -> Any:
+def pair(low: Any, high: Any) -> Any:
     return np.array((low & 0xFFFF) | (high << 16)).astype(np.uint32).view(np.int32)
 
 
@@ -36,7 +37,7 @@ def row_parameters(half: tuple[float, ...]) -> tuple[Any, Any, int, int, int]:
     """Pairs of weights at distance -radius … radius between two of zero; where groups of them begin and the last ends;
     where a group's sum starts, and V / 256 without the groups; the bits from V / 256 to v."""
     weights = first_weights(half)
-    pairs = _pair(weights.upper, weights.lower)
+    pairs = pair(weights.upper, weights.lower)
     pairs = np.concatenate(([0], pairs[:0:-1], pairs, [0])).astype(np.int32)
     start = weights.bias + MIDDLE * int(over_all_taps(weights.upper))
     groups = [0, pairs.size - 1]
@@ -59,7 +60,7 @@ def column_parameters(half: tuple[float, ...]) -> tuple[Any, Any, int, int]:
     """Pairs of weights for A and for B at distance 0 … radius; where A and B start."""
     weights = second_weights(half)
     upper, lower = int(over_all_taps(weights.upper)), int(over_all_taps(weights.lower))
-    of_upper, of_lower = _pair(weights.upper, 0 * weights.upper), _pair(weights.lower, weights.upper)
+    of_upper, of_lower = pair(weights.upper, 0 * weights.upper), pair(weights.lower, weights.upper)
     return of_upper, of_lower, -1024 * upper, -1024 * lower - 512 * upper
 
 
@@ -125,7 +126,7 @@ def words_tile(
                 convert(scratch, across, out, at, count)
 
 
-class _Vectors:
+class Vectors:
     """Generates code for vectors of words, of a scratch array or of the numbers of each tap."""
 
     def __init__(self, context: Any, builder: Any, lanes: int) -> None:
@@ -144,7 +145,8 @@ class _Vectors:
         return self.builder.load(self.pointer(array_type, array, at), align=4)
 
     def store(self, value: Any, array_type: Any, array: Any, at: Any) -> None:
-        self.builder.store(value, self.pointer(array_type, array, at), align=4)
+        pointer = self.builder.bitcast(self.pointer(array_type, array, at), ir.PointerType(value.type))
+        self.builder.store(value, pointer, align=array_type.dtype.bitwidth // 8)
 
     def every(self, number: Any) -> Any:
         """A vector of one number."""
@@ -180,7 +182,7 @@ def _split_samples(_typing: Any, array: Any, i: Any, middle: Any) -> Any:
     """LANES samples x become pairs (x - 2**15, x >> 8)."""
 
     def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        vectors = _Vectors(context, builder, LANES)
+        vectors = Vectors(context, builder, LANES)
         x = builder.add(vectors.load(signature.args[0], args[0], args[1]), vectors.every(args[2]))
         x = builder.and_(x, vectors.constant(0xFFFF))
         high = builder.and_(builder.shl(x, vectors.constant(8)), vectors.constant(0xFF0000))
@@ -211,7 +213,7 @@ def _sum_down(
     are then added up."""
 
     def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        vectors = _Vectors(context, builder, LANES)
+        vectors = Vectors(context, builder, LANES)
         one = ir.Constant(args[1].type, 1)
         sums = [vectors.sum(args[8]) for _ in range(2)]
         uppers = [vectors.sum(args[9]) for _ in range(2)]
@@ -261,7 +263,7 @@ def _sum_across(
     first, which does not carry from one half to the other."""
 
     def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        vectors = _Vectors(context, builder, LANES)
+        vectors = Vectors(context, builder, LANES)
         upper, lower = vectors.sum(args[7]), vectors.sum(args[8])
 
         def words(at: Any) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from types import MappingProxyType
 from typing import Any
 
@@ -16,7 +16,7 @@ from kernels.smoothing import decimated
 from kernels.smoothing.cuda import far, fused, ladder, passes
 from kernels.smoothing.cuda.boxes import run_plane, running, runs, streamed, sweep, tree
 from kernels.smoothing.cuda.coarse import resample
-from kernels.smoothing.cuda.gaussians import tensor, wide, words
+from kernels.smoothing.cuda.gaussians import apart, tensor, wide, words
 from kernels.smoothing.cuda.ladder import naive
 from kernels.smoothing.window import MAX_TAPS, Window, extended, output_shape, result_dtype
 
@@ -40,12 +40,13 @@ class Variant:
     repeatable: bool = False  # whether `run` only launches kernels on the image and the result
     most_taps: int = passes.MOST_TAPS  # along any axis
     words: bool = False  # Gaussians of 16-bit samples in exact sums; others do not
+    exact: bool = False  # the same of bytes
     decimates: bool = False  # Gaussians of which an axis is decimated, and derivatives; others do not
 
     def can_filter(self, shape: tuple[int, ...], dtype: np.dtype, windows: Sequence[Window]) -> bool:
         if self.decimates != any(window.decimation or window.derivative for window in windows):
             return False
-        if self.words != any(window.words for window in windows):
+        if (self.words, self.exact) != (windows[0].words, windows[0].exact):
             return False
         if dtype.kind == "f" and self.most_taps == passes.MOST_TAPS and any(window.is_long_box for window in windows):
             return False  # which is summed in runs
@@ -260,8 +261,8 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType(
         "words_apart": Variant(
             summary="the same by `words`, on a copy whose channels are apart",
             entries=words.ENTRIES[:: fused.MAX_CHANNELS],
-            run=words.run_apart,
-            applies=words.applies_apart,
+            run=partial(apart.run, words.run),
+            applies=partial(apart.applies, words.applies),
             words=True,
         ),
         "words": Variant(
@@ -272,12 +273,26 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType(
             repeatable=True,
             words=True,
         ),
+        "byte_sums": Variant(
+            summary="Gaussians of bytes in exact sums, one axis per pass, every tap from global memory",
+            entries=tensor.GATHER_ENTRIES,
+            run=tensor.run_gather,
+            exact=True,
+        ),
+        "bytes_apart": Variant(
+            summary="the same by `tensor`, on a copy whose channels are apart",
+            entries=tensor.ENTRIES[:: fused.MAX_CHANNELS],
+            run=partial(apart.run, tensor.run),
+            applies=partial(apart.applies, tensor.applies),
+            exact=True,
+        ),
         "tensor": Variant(
-            summary="Gaussians of bytes, both axes in one kernel, by exact products on tensor cores",
+            summary="the same, both axes in one kernel, by exact products on tensor cores",
             entries=tensor.ENTRIES,
             run=tensor.run,
             applies=tensor.applies,
             repeatable=True,
+            exact=True,
         ),
     }
 )

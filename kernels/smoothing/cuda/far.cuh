@@ -4,7 +4,6 @@
 
 #include "borders.cuh"
 #include "samples.cuh"
-#include "cuda/axis_rounding.cuh"
 
 // box_extend: the samples that all windows see, as sums of one sample.
 template <typename In, typename Sum>
@@ -49,8 +48,7 @@ box_finish(const Sum* __restrict__ windows, Out* __restrict__ out, Axis axis, Su
 // gauss_far: a thread sums the taps of one sample.
 template <typename In, typename Work, typename Out>
 __global__ void __launch_bounds__(256)
-gauss_far(const In* __restrict__ in, Out* __restrict__ out, const Work* __restrict__ half, Axis axis, Work fill,
-          AxisRounding<Work> rounding) {
+gauss_far(const In* __restrict__ in, Out* __restrict__ out, const Work* __restrict__ half, Axis axis, Work fill) {
     const long long total = axis.outer * axis.out_length * axis.inner;
     for (long long i = blockIdx.x * 256LL + threadIdx.x; i < total; i += gridDim.x * 256LL) {
         const long long column = i % axis.inner, row = i / axis.inner;
@@ -62,6 +60,6 @@ gauss_far(const In* __restrict__ in, Out* __restrict__ out, const Work* __restri
         };
         Work sum = half[0] * tap(centre);
         for (int k = 1; k <= axis.before; ++k) sum = fma_rn(half[k], tap(centre - k) + tap(centre + k), sum);
-        out[i] = to_sample<Out>(rounded(sum, rounding));
+        out[i] = to_sample<Out>(sum);
     }
 }

@@ -41,9 +41,7 @@ def _gaussian(step: passes.Pass, sums: str, stream: Any) -> None:
     import cupy
 
     half = cupy.asarray(np.array(step.window.half_weights, sums))  # on the stream that `smooth` made current
-    rounding = (passes.DoubleRounding if sums == "float64" else passes.FloatRounding)()
-    rounding.up, rounding.down = step.rounding.up, step.rounding.down
-    args = (step.source, step.target, half, step.axis, passes.C_SCALARS[sums](step.fill), rounding)
+    args = (step.source, step.target, half, step.axis, passes.C_SCALARS[sums](step.fill))
     _launch(step.entry("gauss_far", sums), step.target.size, args, stream)
 
 

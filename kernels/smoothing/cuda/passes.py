@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from kernels.runtime.launch import kernel
-from kernels.smoothing.axis_rounding import NO_ROUNDING, AxisRounding, axis_roundings, filtered_constant
 from kernels.smoothing.cuda.axis import Axis, axis_of
 from kernels.smoothing.cuda.boxes import runs, streamed
+from kernels.smoothing.scalars import filtered_constant
 from kernels.smoothing.window import Window
 
 THREADS = 256
@@ -39,28 +39,16 @@ C_SCALARS = {
 SUM_TYPES = {"uint32": "unsigned", "uint64": "unsigned long long", "float32": "float", "float64": "double"}
 
 
-class FloatRounding(ctypes.Structure):
-    """struct AxisRounding<float> of axis_rounding.cuh."""
-
-    _fields_ = (("up", ctypes.c_float), ("down", ctypes.c_float))
-
-
-class DoubleRounding(ctypes.Structure):
-    """struct AxisRounding<double> of axis_rounding.cuh."""
-
-    _fields_ = (("up", ctypes.c_double), ("down", ctypes.c_double))
-
-
 class FloatWeights(ctypes.Structure):
     """struct Weights<float> of smoothing.cu."""
 
-    _fields_ = (("half", ctypes.c_float * (MAX_HALF)), ("rounding", FloatRounding))
+    _fields_ = (("half", ctypes.c_float * MAX_HALF),)
 
 
 class DoubleWeights(ctypes.Structure):
     """struct Weights<double> of smoothing.cu."""
 
-    _fields_ = (("half", ctypes.c_double * (MAX_HALF)), ("rounding", DoubleRounding))
+    _fields_ = (("half", ctypes.c_double * MAX_HALF),)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +60,6 @@ class Pass:
     source: Any
     target: Any
     fill: Any  # the value beyond the edge, in the type of the sums
-    rounding: AxisRounding  # Gaussian: of its sums
     last: bool
     samples: int  # in the whole window, over all axes
 
@@ -99,7 +86,7 @@ def passes_of(image: Any, windows: Sequence[Window], cval: float, out: Any, sums
     passes = []
     source, shape = image, list(image.shape)
     fill = np.dtype(sums).type(cval + 32768 if windows[0].half_weights is None and image.dtype == np.int16 else cval)
-    for window, rounding in zip(windows, _roundings(image.dtype, windows), strict=True):
+    for window in windows:
         axis = window.axis
         view = axis_of(shape, window)
         shape[axis] = view.out_length
@@ -108,20 +95,11 @@ def passes_of(image: Any, windows: Sequence[Window], cval: float, out: Any, sums
         samples = math.prod(each.taps for each in windows)
         passes.append(
             Pass(
-                axis=view, window=window, source=source, target=target, fill=fill, rounding=rounding, last=last,
-                samples=samples,
+                axis=view, window=window, source=source, target=target, fill=fill, last=last, samples=samples,
             )
         )  # fmt: skip
         source, fill = target, filtered_constant(window, fill)
-        if window.half_weights is not None:
-            fill = rounding.of(fill)
     return passes
-
-
-def _roundings(dtype: np.dtype, windows: Sequence[Window]) -> list[AxisRounding]:
-    if windows[0].half_weights is None:
-        return [NO_ROUNDING] * len(windows)
-    return axis_roundings(windows, whole=dtype.kind != "f")
 
 
 def divisor(step: Pass, sums: str) -> Any:
@@ -135,7 +113,6 @@ def weights_of(step: Pass, sums: str) -> Any:
     half = step.window.half_weights
     assert half is not None
     weights = DoubleWeights() if sums == "float64" else FloatWeights()
-    weights.rounding.up, weights.rounding.down = step.rounding.up, step.rounding.down
     weights.half[: len(half)] = half
     return weights
 

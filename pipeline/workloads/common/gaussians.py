@@ -10,8 +10,10 @@ import numpy as np
 
 from kernels.smoothing.window import Window
 
-# Exact sums of bytes, rounded between axes: along one axis, and more for each further one.
-BYTES_ERROR, BYTES_FURTHER_ERROR = 0.58, 0.23
+NARROW_ERROR = 0.6  # of a step
+# How far the weights of bytes that are decimated along an axis can move a result, and how far float32 sums of bytes can
+# for each sample of reach: the weights of two taps and the centre err by 2**-23 in all, and a sum is rounded once.
+BYTES_DECIMATED_ERROR, BYTES_ERROR = 0.043, 255 * 2.0**-24 + 2.0**-17
 
 
 def definition_of(
@@ -50,6 +52,16 @@ def _bound(windows: Sequence[Window], within: np.dtype[Any], result: np.dtype[An
         if result == within:
             return found
         return f"{'one rounding to float16' if result.kind == 'f' else '0.5 of a step'} and {found}"
-    if active[0].exact:
-        return f"{BYTES_ERROR + BYTES_FURTHER_ERROR * (len(active) - 1):.2f} of a step"
-    return "0.6 of a step" if all(decimated) or active[0].words else "1 step"
+    return f"{NARROW_ERROR} of a step" if is_narrow(windows, within) else "1 step"
+
+
+def is_narrow(windows: Sequence[Window], within: np.dtype[Any]) -> bool:
+    """Whether integer results are certain to be within `NARROW_ERROR` of a step."""
+    active = [window for window in windows if window.taps > 1]
+    decimated = [window for window in active if window.decimation is not None]
+    if len(decimated) == len(active) or active[0].words or active[0].exact:
+        return True
+    if within != np.uint8:
+        return False
+    reach = sum(window.after for window in active if window.decimation is None)
+    return 0.5 + BYTES_DECIMATED_ERROR * len(decimated) + BYTES_ERROR * reach <= NARROW_ERROR

@@ -14,6 +14,7 @@ from kernels.smoothing.window import Window
 from pipeline.codecs.parallel import for_each
 from pipeline.errors import AuditError, InputError
 from pipeline.formats.image.base import ImageHeader, ImageReader, Region
+from pipeline.workloads.common.gaussians import NARROW_ERROR, is_narrow
 from pipeline.workloads.common.halo import read_with_borders
 from pipeline.workloads.common.statistics import ImageStatistics
 from pipeline.workloads.protocol import Audit, random_places
@@ -22,13 +23,7 @@ from pipeline.workloads.smoothing.parameters import SmoothingParameters
 SAMPLES = 100
 # Integers are rounded to nearest at the end. The Gaussian's fixed-point weights err by up to 0.29 (16 bits, the widest
 # kernel), its float32 sums by a little: the promise is one step, and the worst error of a search for bad images 0.573.
-# Sums of uint8 are exact, but rounded to quarters between axes: off by at most 0.81 along two axes, and by 0.23 more
-# along each further one.
 INTEGER_TOLERANCE = {"box": 0.5, "gaussian": 1.0}
-FURTHER_AXIS = 0.25
-# Decimated along all smoothed axes: weights err by 0.04 of a step along each axis, and sums are float32. Exact sums of
-# 16-bit samples: see kernels/smoothing/words.py.
-NARROW_TOLERANCE = 0.6
 # Relative to the largest magnitude in the window: 3 axes × 49 roundings at most (box) or 127 fused steps (Gaussian).
 FLOAT_TOLERANCE = 256
 # Of the audit's own float64 sums, relative to the largest magnitude in the window: the mean of an even number of
@@ -119,11 +114,9 @@ class SmoothingAudit:
     def _integer_tolerance(self) -> float:
         if self._within.kind == "f":  # only the last rounding; `_error` allows for the others
             return 0.5
-        active = [window for window in self._windows if window.taps > 1]
-        if active and (all(window.decimation for window in active) or active[0].words):
-            return NARROW_TOLERANCE
-        exact = any(window.exact for window in self._windows)
-        return INTEGER_TOLERANCE[self._parameters.filter] + exact * FURTHER_AXIS * max(len(active) - 2, 0)
+        if self._parameters.filter == "gaussian" and is_narrow(self._windows, self._within):
+            return NARROW_ERROR
+        return INTEGER_TOLERANCE[self._parameters.filter]
 
     @property
     def _float_tolerance(self) -> float:

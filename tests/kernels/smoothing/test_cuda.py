@@ -144,9 +144,10 @@ def test_short_gaussians_match_the_cpu_bit_by_bit(cupy: Any, dtype: str, channel
 
 
 @pytest.mark.parametrize("sigmas", [(1.0, 1.0), (2.0, 1.75), (4.0, 4.0), (7.6, 7.6), (0.3, 4.3), (7.6, 0.5)])
-@pytest.mark.parametrize("channels", [1, 2, 3, 4])
+@pytest.mark.parametrize("channels", [1, 2, 3, 4, 5])
 def test_gaussians_of_bytes_match_the_cpu_bit_by_bit(cupy: Any, channels: int, sigmas: tuple[float, float]) -> None:
     """Every reach that `tensor` is compiled for, and shorter ones, in aligned and unaligned rows."""
+    variant = "tensor" if channels < 5 else "bytes_apart"
     for index, (first, second) in enumerate(product(MODES, MODES)):
         rows, columns = ((97, 331), (260, 320), (129, 1280))[index % 3]
         shape = (rows, columns) if channels == 1 else (rows, columns, channels)
@@ -154,7 +155,20 @@ def test_gaussians_of_bytes_match_the_cpu_bit_by_bit(cupy: Any, channels: int, s
         case = Case(
             shape=shape, dtype="uint8", axes=(0, 1), sigmas=sigmas, modes=(first, second), cval=6, content=content
         )
-        np.testing.assert_array_equal(_apply(cupy, case, "tensor"), case.apply(case.image()), err_msg=case.name)
+        np.testing.assert_array_equal(_apply(cupy, case, variant), case.apply(case.image()), err_msg=case.name)
+
+
+@pytest.mark.parametrize("variant", ["byte_sums", "tensor"])
+@pytest.mark.parametrize(("axes", "sigmas"), [((1,), (2.0,)), ((2,), (0.5,)), ((2,), (7.6,)), ((1, 2), (0.1, 3.0))])
+def test_gaussians_of_bytes_along_one_axis_match_the_cpu_bit_by_bit(
+    cupy: Any, axes: tuple[int, ...], sigmas: tuple[float, ...], variant: str
+) -> None:
+    for mode, content in product(MODES, ("random", "extreme")):
+        case = Case(
+            shape=(2, 97, 131, 3), dtype="uint8", axes=axes, sigmas=sigmas, modes=(mode,) * len(axes), cval=6,
+            content=content,
+        )  # fmt: skip
+        np.testing.assert_array_equal(_apply(cupy, case, variant), case.apply(case.image()), err_msg=case.name)
 
 
 @pytest.mark.parametrize("sizes", [(2, 3), (10, 255), (127, 31), (255, 16), (64, 60), (129, 113)])
@@ -300,8 +314,9 @@ def test_a_view_that_is_not_contiguous(cupy: Any) -> None:
 def test_work_is_ordered_on_the_stream_given(cupy: Any, variant: str) -> None:
     """The stream writes the input just before and overwrites it just after: only the right order gives the result."""
     floats = dict.fromkeys(("streamed", "tree", "run_plane", "wide"), "float32")
-    dtype = {**floats, "tensor": "uint8"}.get(variant, "uint16")
-    gaussians = ("wide", "word_sums", "words_apart", "words", "tensor")
+    in_bytes = dict.fromkeys(("byte_sums", "bytes_apart", "tensor"), "uint8")
+    dtype = {**floats, **in_bytes}.get(variant, "uint16")
+    gaussians = ("wide", "word_sums", "words_apart", "words", *in_bytes)
     what: dict[str, Any] = {"sigmas": (4.0, 4.0)} if variant in gaussians else {"sizes": (5, 5)}
     if variant in ("tree", "run_plane"):
         what = {"sizes": (31, 31) if variant == "tree" else (127, 127)}

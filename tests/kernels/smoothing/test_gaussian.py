@@ -86,7 +86,7 @@ def test_agrees_with_scipy(dtype: str, mode: str, options: dict) -> None:
     if np.dtype(dtype).kind == "f":
         assert_allclose(ours, theirs, rtol=1e-5 if dtype == "float32" else 1e-11, atol=1e-6)
     else:
-        assert np.abs(ours - theirs).max() <= (0.8 if dtype == "uint8" else 0.6)
+        assert np.abs(ours - theirs).max() <= 0.6
 
 
 @pytest.mark.parametrize("dtype", FLOATS)

@@ -4,7 +4,6 @@
 
 #include "borders.cuh"
 #include "samples.cuh"
-#include "cuda/axis_rounding.cuh"
 
 constexpr int MOST_DOWN = 48;  // weights: at most 47
 constexpr int MOST_UP = 48;    // weights: at most 8 phases of 6
@@ -19,7 +18,6 @@ struct Resample {
 template <typename Work>
 struct Splines {
     Work weight[MOST_UP];
-    AxisRounding<Work> rounding;
 };
 
 // decimate: a thread sums the taps of one coarse sample; neighbouring threads have neighbouring samples of `inner`.
@@ -54,6 +52,6 @@ interpolate(const Work* __restrict__ in, Out* __restrict__ out, Resample axis, S
         const Work* line = in + (row / axis.count * axis.length + position / axis.factor) * axis.inner + column;
         Work sum = weight[0] * line[0];
         for (int k = 1; k < axis.taps; ++k) sum = fma_rn(weight[k], line[k * axis.inner], sum);
-        out[i] = to_sample<Out>(rounded(sum, spline.rounding));
+        out[i] = to_sample<Out>(sum);
     }
 }

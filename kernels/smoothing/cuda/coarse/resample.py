@@ -11,10 +11,8 @@ from typing import Any
 import numpy as np
 
 from kernels.runtime.launch import kernel
-from kernels.smoothing.axis_rounding import NO_ROUNDING, WHOLES
 from kernels.smoothing.borders import MODES
 from kernels.smoothing.cuda.coarse import planes
-from kernels.smoothing.cuda.passes import DoubleRounding, FloatRounding
 from kernels.smoothing.decimated import Resampling, shape_after
 from kernels.smoothing.window import Window
 
@@ -45,13 +43,13 @@ class Resample(ctypes.Structure):
 class FloatSplines(ctypes.Structure):
     """struct Splines<float> of resample.cuh."""
 
-    _fields_ = (("weight", ctypes.c_float * MOST_WEIGHTS), ("rounding", FloatRounding))
+    _fields_ = (("weight", ctypes.c_float * MOST_WEIGHTS),)
 
 
 class DoubleSplines(ctypes.Structure):
     """struct Splines<double> of resample.cuh."""
 
-    _fields_ = (("weight", ctypes.c_double * MOST_WEIGHTS), ("rounding", DoubleRounding))
+    _fields_ = (("weight", ctypes.c_double * MOST_WEIGHTS),)
 
 
 class CudaPasses:
@@ -113,7 +111,7 @@ class CudaPasses:
             out = self._new(shape_after(values.shape, [step]), values.dtype)
         view = _view(values, step, step.stage.order)
         weights = [weight for phase in step.stage.up for weight in phase]
-        args = (values, out, view, _splines(weights, values.dtype, whole=out.dtype.kind != "f"))
+        args = (values, out, view, _splines(weights, values.dtype))
         self._launch(f"interpolate<{C_TYPES[values.dtype.name]}, {C_TYPES[out.dtype.name]}>", out.size, args)
         return out
 
@@ -140,8 +138,7 @@ def _view(values: Any, step: Resampling, taps: int) -> Resample:
     )  # fmt: skip
 
 
-def _splines(weights: Sequence[float], dtype: Any, *, whole: bool) -> FloatSplines | DoubleSplines:
+def _splines(weights: Sequence[float], dtype: Any) -> FloatSplines | DoubleSplines:
     made = FloatSplines() if dtype == np.float32 else DoubleSplines()
     made.weight[: len(weights)] = weights
-    made.rounding.up, made.rounding.down = (WHOLES, WHOLES) if whole else (NO_ROUNDING.up, NO_ROUNDING.down)
     return made

@@ -6,11 +6,12 @@
 #include "opaque.cuh"
 #include "shifted.cuh"
 
-// tensor: sums along an axis are products with a banded matrix of weights. All of them are exact (see kernels/smoothing), so
-// their order does not matter. A block walks along a strip of rows, its warps one below the other, while the next columns
-// are copied to shared memory. Down the columns the weights are the left factor, and the samples, two rows at a time, the
-// right one. Its results are in the lanes where the next product needs its left factor; the weights are then on the right.
-// So only samples and results pass through shared memory.
+// tensor: kernels/smoothing/byte_sums.py defines the sums, which are exact, so their order does not matter. They are
+// products with banded matrices of weights. A block walks along a strip of rows, its warps one below the other, while the
+// next columns are copied to shared memory. Down the columns the weights are the left factor, and the samples, four rows of
+// a column in a word, the right one: W x is 256 a x + b x, two products. Its results v are in the lanes where the next
+// products need their left factors, four positions of their high or low bytes in a word; the weights are then on the right,
+// and the products are 256 a h, b h and a l. So only samples and results pass through shared memory.
 //
 //   copies of the next chunk ........ ring         asynchronous, while the warps sum those before
 //     |  barrier        this turn's chunk has arrived, and the oldest has been read: copies of another take its place
@@ -18,19 +19,21 @@
 //     |  its lanes      wait for each other before and after
 //   each warp         results -> memory
 //
-// The bits of a byte are a float16 in units of 2^-24, the smallest: no conversion is needed. Weights 2^15 times as large
-// bring the sums to units of 2^-9.
-//
-// Floors for N samples of a byte (8192 x 8192 RGB) on an H200 (4.2 TB/s; mma.sync measured at 305 T multiply-adds/s):
+// Floors for N samples of a byte (8192 x 8192 RGB) on an H200 (4.2 TB/s; mma.sync measured at 612 T multiply-adds/s of bytes):
 //   bytes         2 N                                                     98 us
-//   products      2 N times 32, 32, 48, 80 for reaches of 4, 8, 16, 32    42 us, 42 us, 63 us, 105 us
-//   instructions  some 9 N issued (nvcc 13, counted)                      55 us
+//   products      5 N times 32, 32, 48, 80 for reaches of 4, 8, 16, 32    53 us, 53 us, 79 us, 132 us
+//   instructions  some 8 N (reaches up to 8) and 10 N (16) in the loop    50 us, 62 us
 constexpr int TENSOR_WARPS = 4, TENSOR_THREADS = 32 * TENSOR_WARPS, TENSOR_ROWS = 16 * TENSOR_WARPS;
 constexpr int TENSOR_REACH = 32;  // maximum
 
+struct TensorAxis {  // weights at distance 0 …
+    unsigned char upper[TENSOR_REACH + 1];
+    signed char lower[TENSOR_REACH + 1];
+};
+
 struct TensorFilter {
-    unsigned short y[TENSOR_REACH + 1], x[TENSOR_REACH + 1];  // weights at distance 0 …, as float16; y is 2^15 times as large
-    float rounding, scale;                                    // of round_pair() and finish()
+    TensorAxis y, x;
+    int shift, unit, bias;  // of upper sums down the columns; of those across, and what is added to them
 };
 
 template <int CHANNELS, int RADIUS>
@@ -51,34 +54,50 @@ struct Tensor {
     static constexpr int SHARED_BYTES = SEEN_ROWS * (PITCH + 8) + TENSOR_WARPS * RESULTS;
 };
 
-// d += a b: a is 16 x 16, b 16 x 8, of float16.
-__device__ inline void multiply_add(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+// d += a b: a is 16 x 16, b 16 x 8, or 16 x 32 and 32 x 8 with a2 and b2; of bytes that are signed (s8) or not.
 #if __CUDA_ARCH__ >= 800
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+#define MILLRACE_BYTE_PRODUCTS(NAME, A, B)                                                                              \
+    struct NAME {                                                                                                       \
+        __device__ void operator()(int(&d)[4], const unsigned(&a)[2], unsigned b) const {                               \
+            asm("mma.sync.aligned.m16n8k16.row.col.s32." A "." B ".s32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"\
+                : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])                                                        \
+                : "r"(a[0]), "r"(a[1]), "r"(b));                                                                        \
+        }                                                                                                               \
+        __device__ void operator()(int(&d)[4], const unsigned(&a)[2], unsigned b, const unsigned(&a2)[2], unsigned b2) const {\
+            asm("mma.sync.aligned.m16n8k32.row.col.s32." A "." B                                                        \
+                ".s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"                                  \
+                : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])                                                        \
+                : "r"(a[0]), "r"(a[1]), "r"(a2[0]), "r"(a2[1]), "r"(b), "r"(b2));                                       \
+        }                                                                                                               \
+    };
 #else
-    asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a[0]), "r"(a[1]), "r"(b0));
-    asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a[2]), "r"(a[3]), "r"(b1));
+#define MILLRACE_BYTE_PRODUCTS(NAME, A, B)                                                                              \
+    struct NAME {                                                                                                       \
+        __device__ void operator()(int(&d)[4], const unsigned(&a)[2], unsigned b) const {                               \
+            for (int i = 0; i < 2; ++i)                                                                                 \
+                asm("mma.sync.aligned.m8n8k16.row.col.s32." A "." B ".s32 {%0, %1}, {%2}, {%3}, {%0, %1};"              \
+                    : "+r"(d[2 * i]), "+r"(d[2 * i + 1])                                                                \
+                    : "r"(a[i]), "r"(b));                                                                               \
+        }                                                                                                               \
+        __device__ void operator()(int(&d)[4], const unsigned(&a)[2], unsigned b, const unsigned(&a2)[2], unsigned b2) const {\
+            (*this)(d, a, b);                                                                                           \
+            (*this)(d, a2, b2);                                                                                         \
+        }                                                                                                               \
+    };
 #endif
-}
+MILLRACE_BYTE_PRODUCTS(BytesByBytes, "u8", "u8")
+MILLRACE_BYTE_PRODUCTS(SignedByBytes, "s8", "u8")
+MILLRACE_BYTE_PRODUCTS(BytesBySigned, "u8", "s8")
+#undef MILLRACE_BYTE_PRODUCTS
 
-// Two sums down the columns, rounded, less 128, in float16. Adding `rounding`, which is slightly more than 1.5 * 2^21 (for
-// quarters) or 1.5 * 2^23 (for whole numbers), rounds and leaves the float16 of 1536 + the value in the low half.
-__device__ inline unsigned round_pair(float first, float second, float rounding) {
-    const unsigned pair = __byte_perm(__float_as_uint(fma_rn(first, 512.0f, rounding)),
-                                      __float_as_uint(fma_rn(second, 512.0f, rounding)), 0x5410);
-    unsigned rounded;
-    asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(rounded) : "r"(pair), "r"(0x66006600u));
-    return rounded;
+// The same of SEEN blocks of 16 positions, two at a time.
+template <typename Multiply, int SEEN>
+__device__ inline void multiply_add(int (&d)[4], const unsigned (&a)[SEEN][2], const unsigned (&b)[SEEN]) {
+    const Multiply multiply;
+#pragma unroll
+    for (int block = 0; block + 1 < SEEN; block += 2) multiply(d, a[block], b[block], a[block + 1], b[block + 1]);
+    if constexpr (SEEN % 2) multiply(d, a[SEEN - 1], b[SEEN - 1]);
 }
-
-// A sum along the row as a sample, in the lowest byte.
-__device__ inline unsigned finish(float sum, float scale) { return __float_as_uint(fma_rn(sum, scale, 12582912.0f + 128.0f)); }
 
 // How a block fetches chunks: each thread copies one vector of every AT_ONCE rows.
 template <typename Shape, int CHANNELS>
@@ -198,37 +217,44 @@ struct TensorOutput {
     }
 };
 
-// Sums 16 columns of all channels, and rounds the sums, as left factors of the next product. `from` points to the first
-// samples that the lane reads: rows 2 (lane % 4) and the next, of positions 2 (lane / 4) and the next.
+// Sums 16 columns of all channels: `sums` are the high and the low bytes of v, as left factors of the next product. `from`
+// points to the first samples that the lane reads: rows 2 (lane % 4) and the next, of positions 2 (lane / 4) and the next.
 template <typename Shape, int CHANNELS>
-__device__ inline void sum_down(unsigned (&rounded)[CHANNELS][4], const unsigned char* from,
-                                const unsigned (&weights)[Shape::SEEN][4], float rounding) {
-    float sum[CHANNELS][2][4] = {};
+__device__ inline void sum_down(unsigned (&sums)[CHANNELS][2][2], const unsigned char* from,
+                                const unsigned (&weights)[2][Shape::SEEN][2], int shift) {
+    unsigned columns[2][CHANNELS][Shape::SEEN];  // four rows of each position
 #pragma unroll
-    for (int block = 0; block < Shape::SEEN; ++block) {
-        unsigned pairs[2][CHANNELS][2];  // of rows, for each position
+    for (int block = 0; block < Shape::SEEN; ++block)
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            const unsigned char* rows = from + (16 * block + 8 * half) * Shape::PITCH;
+        for (int i = 0; i < CHANNELS; ++i) {
+            unsigned pairs[2];  // of rows, of two samples
 #pragma unroll
-            for (int i = 0; i < CHANNELS; ++i) {
-                const unsigned upper = *reinterpret_cast<const unsigned short*>(rows + 2 * i);
-                const unsigned lower = *reinterpret_cast<const unsigned short*>(rows + Shape::PITCH + 2 * i);
-                pairs[2 * i / CHANNELS][2 * i % CHANNELS][half] = __byte_perm(upper, lower, 0x6420);
-                pairs[(2 * i + 1) / CHANNELS][(2 * i + 1) % CHANNELS][half] = __byte_perm(upper, lower, 0x6521);
+            for (int half = 0; half < 2; ++half) {
+                const unsigned char* rows = from + (16 * block + 8 * half) * Shape::PITCH + 2 * i;
+                pairs[half] = __byte_perm(*reinterpret_cast<const unsigned short*>(rows),
+                                          *reinterpret_cast<const unsigned short*>(rows + Shape::PITCH), 0x5140);
             }
+            columns[2 * i / CHANNELS][2 * i % CHANNELS][block] = __byte_perm(pairs[0], pairs[1], 0x5410);
+            columns[(2 * i + 1) / CHANNELS][(2 * i + 1) % CHANNELS][block] = __byte_perm(pairs[0], pairs[1], 0x7632);
         }
 #pragma unroll
-        for (int c = 0; c < CHANNELS; ++c)
+    for (int c = 0; c < CHANNELS; ++c) {
+        int sum[2][4] = {};
 #pragma unroll
-            for (int place = 0; place < 2; ++place)
-                multiply_add(sum[c][place], weights[block], pairs[place][c][0], pairs[place][c][1]);
+        for (int place = 0; place < 2; ++place) {
+            multiply_add<BytesByBytes>(sum[place], weights[0], columns[place][c]);
+#pragma unroll
+            for (int i = 0; i < 4; ++i) sum[place][i] <<= shift;
+            multiply_add<SignedByBytes>(sum[place], weights[1], columns[place][c]);
+        }
+#pragma unroll
+        for (int row = 0; row < 2; ++row) {
+            const unsigned first = __byte_perm(sum[0][2 * row], sum[1][2 * row], 0x6251);
+            const unsigned second = __byte_perm(sum[0][2 * row + 1], sum[1][2 * row + 1], 0x6251);
+            sums[c][0][row] = __byte_perm(first, second, 0x7632);
+            sums[c][1][row] = __byte_perm(first, second, 0x5410);
+        }
     }
-#pragma unroll
-    for (int c = 0; c < CHANNELS; ++c)
-#pragma unroll
-        for (int i = 0; i < 4; ++i)
-            rounded[c][i] = round_pair(sum[c][i / 2][i % 2 * 2], sum[c][i / 2][i % 2 * 2 + 1], rounding);
 }
 
 template <int CHANNELS>
@@ -243,29 +269,38 @@ __device__ inline void put(unsigned char* to, const unsigned (&word)[CHANNELS]) 
 // Sums 16 positions of all channels along their rows, from SEEN blocks of which `oldest` is the first. The lane's first four
 // positions go to `to`.
 template <typename Shape, int CHANNELS>
-__device__ inline void sum_across(unsigned char* to, const unsigned (&blocks)[Shape::SEEN][CHANNELS][4], int oldest,
-                                  const unsigned (&weights)[Shape::SEEN][2][2], float scale) {
-    float sum[CHANNELS][2][4] = {};
+__device__ inline void sum_across(unsigned char* to, const unsigned (&blocks)[CHANNELS][2][Shape::SEEN][2], int oldest,
+                                  const unsigned (&weights)[2][2][Shape::SEEN], int unit, int bias) {
+    int sum[CHANNELS][2][4] = {};
 #pragma unroll
-    for (int block = 0; block < Shape::SEEN; ++block)
+    for (int c = 0; c < CHANNELS; ++c)
 #pragma unroll
-        for (int c = 0; c < CHANNELS; ++c)
+        for (int part = 0; part < 2; ++part) {
+            // The weights are turned instead of the blocks, of which pairs then stay in neighbouring registers.
+            unsigned upper[Shape::SEEN], lower[Shape::SEEN];
 #pragma unroll
-            for (int part = 0; part < 2; ++part)
-                multiply_add(sum[c][part], blocks[(oldest + block) % Shape::SEEN][c], weights[block][part][0],
-                             weights[block][part][1]);
+            for (int block = 0; block < Shape::SEEN; ++block) {
+                upper[block] = weights[0][part][(block - oldest + Shape::SEEN) % Shape::SEEN];
+                lower[block] = weights[1][part][(block - oldest + Shape::SEEN) % Shape::SEEN];
+            }
+            multiply_add<BytesByBytes>(sum[c][part], blocks[c][0], upper);
+#pragma unroll
+            for (int i = 0; i < 4; ++i) sum[c][part][i] = sum[c][part][i] * unit + bias;
+            multiply_add<BytesBySigned>(sum[c][part], blocks[c][0], lower);
+            multiply_add<BytesByBytes>(sum[c][part], blocks[c][1], upper);
+        }
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
         unsigned word[CHANNELS];
 #pragma unroll
         for (int i = 0; i < CHANNELS; ++i) {
-            unsigned bits[4];
+            unsigned four[4];
 #pragma unroll
             for (int j = 0; j < 4; ++j) {
                 const int place = (4 * i + j) / CHANNELS, c = (4 * i + j) % CHANNELS;
-                bits[j] = finish(sum[c][place / 2][2 * row + place % 2], scale);
+                four[j] = sum[c][place / 2][2 * row + place % 2];
             }
-            word[i] = pack<unsigned char>(bits).word[0];
+            word[i] = __byte_perm(__byte_perm(four[0], four[1], 0x0062), __byte_perm(four[2], four[3], 0x0062), 0x5410);
         }
         put(to + 8 * row * Shape::RESULT_PITCH, word);
     }
@@ -273,14 +308,15 @@ __device__ inline void sum_across(unsigned char* to, const unsigned (&blocks)[Sh
 
 template <int CHANNELS, int RADIUS>
 __global__ void __launch_bounds__(TENSOR_THREADS, Tensor<CHANNELS, RADIUS>::BLOCKS)
-tensor(const unsigned char* __restrict__ in, unsigned char* __restrict__ out, Picture picture, TensorFilter filter,
-       BlockPartition tiles) {
+tensor(const unsigned char* __restrict__ in, unsigned char* __restrict__ out, Picture picture,
+       const __grid_constant__ TensorFilter filter, BlockPartition tiles) {
     typedef Tensor<CHANNELS, RADIUS> Shape;
     constexpr int SEEN = Shape::SEEN, CHUNK = Shape::CHUNK;
     extern __shared__ __align__(16) unsigned char shared[];
     long long* offsets = reinterpret_cast<long long*>(shared);
     unsigned char* samples = shared + Shape::SEEN_ROWS * 8;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = lane / 4, place = lane % 4;
+    TensorFilter& weights = *reinterpret_cast<TensorFilter*>(samples + Shape::SEEN_ROWS * Shape::PITCH);
     unsigned char* results = samples + Shape::SEEN_ROWS * Shape::PITCH + warp * Shape::RESULTS;
 
     const Place area = place_in_strips(blockIdx.x, picture);
@@ -293,6 +329,9 @@ tensor(const unsigned char* __restrict__ in, unsigned char* __restrict__ out, Pi
         const int row = border_index(first + i, picture.rows, picture.mode_y);
         offsets[i] = row < 0 ? -1 : row * static_cast<long long>(picture.row_samples);
     }
+    // Lanes read different weights, which constant memory would serve one by one.
+    for (int i = threadIdx.x; i < sizeof(TensorFilter) / 4; i += TENSOR_THREADS)
+        reinterpret_cast<unsigned*>(&weights)[i] = reinterpret_cast<const unsigned*>(&filter)[i];
     __syncthreads();
     const bool inside = first >= 0 && first + Shape::SEEN_ROWS <= picture.rows;
     const TensorInput<Shape, CHANNELS> input(samples, in_plane, offsets, inside, picture);
@@ -308,35 +347,49 @@ tensor(const unsigned char* __restrict__ in, unsigned char* __restrict__ out, Pi
 #pragma unroll
     for (int i = 1; i < Shape::SLOTS; ++i) fetch();
 
-    // Factors: down, the weight of row k for result m; across, of position k for result n. Positions alternate between the
-    // two halves of a block, and results are ordered so that a lane gets four neighbours.
-    const auto weight_of = [&](const unsigned short* half, int distance) {
-        return abs(distance) <= RADIUS ? static_cast<unsigned>(half[abs(distance)]) : 0u;
+    // Factors: down, the weights of rows k for result m; across, of positions k for result n. Rows and positions alternate
+    // between the two halves of a block, and results are ordered so that a lane gets four neighbours.
+    const auto weight_of = [](const auto* half, int distance) {
+        return abs(distance) <= RADIUS ? static_cast<unsigned>(half[abs(distance)]) & 0xFFu : 0u;
     };
-    unsigned down[SEEN][4], across[SEEN][2][2];
+    unsigned down[2][SEEN][2], across[2][2][SEEN];
 #pragma unroll
     for (int block = 0; block < SEEN; ++block)
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const int ahead = 16 * block + 2 * place + i / 2 * 8 - (group + i % 2 * 8) - RADIUS;
-            down[block][i] = opaque(weight_of(filter.y, ahead) | weight_of(filter.y, ahead + 1) << 16);
-            const int result = group / 2 * 4 + i / 2 * 2 + group % 2, from = 16 * block + 4 * place + i % 2 - result - RADIUS;
-            across[block][i / 2][i % 2] = opaque(weight_of(filter.x, from) | weight_of(filter.x, from + 2) << 16);
+        for (int i = 0; i < 2; ++i) {
+            const int row = 16 * block + 2 * place - (group + 8 * i) - RADIUS;
+            const int position = 16 * block + 4 * place - (group / 2 * 4 + 2 * i + group % 2) - RADIUS;
+            unsigned four[4] = {};
+#pragma unroll
+            for (int k = 0; k < 4; ++k) {
+                four[0] |= weight_of(weights.y.upper, row + k % 2 + k / 2 * 8) << 8 * k;
+                four[1] |= weight_of(weights.y.lower, row + k % 2 + k / 2 * 8) << 8 * k;
+                four[2] |= weight_of(weights.x.upper, position + k) << 8 * k;
+                four[3] |= weight_of(weights.x.lower, position + k) << 8 * k;
+            }
+            down[0][block][i] = opaque(four[0]), down[1][block][i] = opaque(four[1]);
+            across[0][i][block] = opaque(four[2]), across[1][i][block] = opaque(four[3]);
         }
 
-    unsigned blocks[SEEN][CHANNELS][4];
+    unsigned blocks[CHANNELS][2][SEEN][2];  // high and low bytes of v
     const int rows = (16 * warp + 2 * place) * Shape::PITCH, end = opaque(rows + Shape::RING * CHANNELS);
     unsigned char* result = results + opaque(group * Shape::RESULT_PITCH + 4 * place * CHANNELS);
-    const auto sum_block = [&](unsigned(&sums)[CHANNELS][4], int at, bool at_end) {  // at_end: may wrap
+    const int shift = filter.shift, unit = CHANNELS == 1 ? filter.unit : 256, bias = filter.bias;
+    const auto sum_block = [&](int block, int at, bool at_end) {  // at_end: may wrap
         if (at_end && at >= end) at -= Shape::RING * CHANNELS;
-        sum_down<Shape>(sums, samples + at, down, filter.rounding);
+        unsigned sums[CHANNELS][2][2];
+        sum_down<Shape>(sums, samples + at, down, shift);
+#pragma unroll
+        for (int c = 0; c < CHANNELS; ++c)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) blocks[c][i / 2][block][i % 2] = sums[c][i / 2][i % 2];
     };
     int at = opaque(rows + (16 + Shape::SURPLUS + 2 * group) * CHANNELS);
     wait_for_copies();
     __syncthreads();
     fetch();
 #pragma unroll
-    for (int block = 0; block < SEEN - 1; ++block, at += 16 * CHANNELS) sum_block(blocks[block], at, false);
+    for (int block = 0; block < SEEN - 1; ++block, at += 16 * CHANNELS) sum_block(block, at, false);
 #pragma unroll 1
     for (int x = x_begin; x < x_end; x += CHUNK) {
         wait_for_copies();
@@ -344,8 +397,8 @@ tensor(const unsigned char* __restrict__ in, unsigned char* __restrict__ out, Pi
         fetch();
 #pragma unroll
         for (int phase = 0; phase < SEEN; ++phase, at += 16 * CHANNELS) {
-            sum_block(blocks[(SEEN - 1 + phase) % SEEN], at, Shape::SURPLUS > 0 && phase == SEEN - 1);
-            sum_across<Shape>(result + phase * 16 * CHANNELS, blocks, phase, across, filter.scale);
+            sum_block((SEEN - 1 + phase) % SEEN, at, Shape::SURPLUS > 0 && phase == SEEN - 1);
+            sum_across<Shape>(result + phase * 16 * CHANNELS, blocks, phase, across, unit, bias);
         }
         if (at >= end) at -= Shape::RING * CHANNELS;
         __syncwarp();

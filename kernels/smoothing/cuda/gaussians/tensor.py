@@ -9,26 +9,38 @@ from typing import Any
 import numpy as np
 
 from kernels.runtime.launch import blocks_a_multiprocessor, kernel, multiprocessors, shared_bytes_a_block
-from kernels.smoothing.cuda import tuning
+from kernels.smoothing import byte_sums
+from kernels.smoothing.cuda import passes, tuning
 from kernels.smoothing.cuda.block_partition import PieceCost, partition, up_to
 from kernels.smoothing.cuda.fused import MAX_BLOCKS, MAX_CHANNELS, MAX_LENGTH, View, picture_of, view_of
-from kernels.smoothing.window import EXACT_RADIUS, Window
+from kernels.smoothing.cuda.gaussians.words import WordsWeights
+from kernels.smoothing.window import Window
 
 RADII = (4, 8, 16, 32)  # reaches of the compiled kernels; other windows use the next larger
 WARPS = 4
-UNIT = 2.0**15  # factor of the weights down the columns: see tensor.cuh
-# Adding one of these rounds a sum to quarters or integers and leaves the bits of a float16: round_pair() of tensor.cuh.
-QUARTERS, WHOLE = 1.5 * 2**21 + 0x6600 / 4 - 128, 1.5 * 2**23 + 0x6600 - 128
 
 ENTRIES = tuple(f"tensor<{channels}, {radius}>" for radius in RADII for channels in range(1, MAX_CHANNELS + 1))
+GATHER_ENTRIES = ("words_down<unsigned char>", "bytes_across<unsigned char>", "bytes_across<unsigned>")
+
+
+class TensorAxis(ctypes.Structure):
+    """struct TensorAxis of tensor.cuh."""
+
+    _fields_ = (
+        ("upper", ctypes.c_ubyte * (byte_sums.MOST_RADIUS + 1)),
+        ("lower", ctypes.c_byte * (byte_sums.MOST_RADIUS + 1)),
+    )
 
 
 class TensorFilter(ctypes.Structure):
     """struct TensorFilter of tensor.cuh."""
 
     _fields_ = (
-        *((name, ctypes.c_ushort * (EXACT_RADIUS + 1)) for name in ("y", "x")),
-        *((name, ctypes.c_float) for name in ("rounding", "scale")),
+        ("y", TensorAxis),
+        ("x", TensorAxis),
+        ("shift", ctypes.c_int),
+        ("unit", ctypes.c_int),
+        ("bias", ctypes.c_int),
     )
 
 
@@ -63,6 +75,25 @@ def run(image: Any, windows: Sequence[Window], cval: float, out: Any, stream: An
     )
 
 
+def run_gather(image: Any, windows: Sequence[Window], cval: float, out: Any, stream: Any) -> None:
+    """One thread per result and axis, for images that `tensor` does not take."""
+    steps = passes.passes_of(image, windows, cval, out, "float32")  # sums in between have 32 bits too
+    across = byte_sums.byte_weights(windows[-1].half_weights or ())
+    weights, fill = WordsWeights(bias=1 << 15), ctypes.c_ubyte(int(cval))
+    weights.upper[: across.upper.size], weights.lower[: across.upper.size] = (
+        across.whole.tolist(),
+        across.upper.tolist(),
+    )
+    if len(steps) == 1:
+        passes.launch_gather("bytes_across<unsigned char>", steps[0], (fill, weights), stream)
+        return
+    down, weights.bias = byte_sums.byte_weights(windows[0].half_weights or ()), across.bias
+    of_down = WordsWeights(shift=8)
+    of_down.upper[: down.upper.size] = down.whole.tolist()
+    passes.launch_gather("words_down<unsigned char>", steps[0], (fill, of_down), stream)
+    passes.launch_gather("bytes_across<unsigned>", steps[1], (ctypes.c_uint(int(cval) << 8), weights), stream)
+
+
 def _radius(windows: Sequence[Window]) -> int:
     return next(radius for radius in RADII if radius >= max(window.after for window in windows))
 
@@ -86,9 +117,19 @@ def _strip(channels: int, radius: int) -> tuple[int, int]:
 
 
 def _filter(view: View) -> TensorFilter:
-    whole = view.across is None
-    found = TensorFilter(rounding=WHOLE if whole else QUARTERS, scale=1.0 if whole else 0.25)
-    for window, weights, unit in ((view.down, found.y, UNIT), (view.across, found.x, 1.0)):
-        half = (1.0,) if window is None or window.half_weights is None else window.half_weights
-        weights[: len(half)] = (np.array(half) * unit).astype(np.float16).view(np.uint16).tolist()
+    found = TensorFilter(shift=8, unit=256, bias=1 << 15)
+    for window, axis in ((view.down, found.y), (view.across, found.x)):
+        if window is None:
+            axis.upper[0] = 128
+            continue
+        weights = byte_sums.byte_weights(window.half_weights or ())
+        axis.upper[: weights.upper.size] = weights.upper.tolist()
+        axis.lower[: weights.lower.size] = weights.lower.tolist()
+    if view.down is None:
+        found.shift = 9  # v is 256 times the sample
+    elif view.across is None:
+        # v / 256 is rounded: v = 256 h + l, and 2**7 l + bias reaches 2**16 from l = 2**7 on.
+        found.unit, found.bias = 512, (1 << 16) - (1 << 14)
+    else:
+        found.bias = byte_sums.byte_weights(view.across.half_weights or ()).bias
     return found

@@ -55,6 +55,22 @@ struct Words {
     static constexpr int SHARED_BYTES = SEEN_ROWS * 4 + STAGE + PLANES + CHANNELS * ROWS * PITCH;
 };
 
+// d += a b: a is 16 x 16, b 16 x 8, of float16.
+__device__ inline void multiply_add(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+#if __CUDA_ARCH__ >= 800
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+#else
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(b0));
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[2]), "r"(a[3]), "r"(b1));
+#endif
+}
+
 // d += a b: a is 16 x 32, of signed bytes, b 32 x 8, of unsigned ones.
 __device__ inline void multiply_add(int (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
 #if __CUDA_ARCH__ >= 800
@@ -408,7 +424,7 @@ words(const unsigned short* __restrict__ in, unsigned short* __restrict__ out, P
 }
 
 struct WordsWeights {
-    int upper[WORDS_REACH + 1], lower[WORDS_REACH + 1], bias, finer;  // by distance
+    int upper[WORDS_REACH + 1], lower[WORDS_REACH + 1], bias, shift;  // by distance
     unsigned middle;                                                  // 2^15 if samples are signed
 };
 
@@ -425,17 +441,19 @@ __device__ inline void for_window(const Sample* __restrict__ in, const Axis& axi
 }
 
 // words_down, words_across: the definition, one thread per sum, one axis per pass, for images that `words` does not take.
+// words_down, bytes_across: that of bytes (kernels/smoothing/byte_sums.py), for images that `tensor` does not take.
+template <typename Sample>
 __global__ void __launch_bounds__(256)
-words_down(const unsigned short* __restrict__ in, unsigned* __restrict__ sums, Axis axis, unsigned short fill,
+words_down(const Sample* __restrict__ in, unsigned* __restrict__ sums, Axis axis, Sample fill,
            const __grid_constant__ WordsWeights weights) {
     const long long total = axis.outer * axis.out_length * axis.inner;
     for (long long i = blockIdx.x * 256LL + threadIdx.x; i < total; i += gridDim.x * 256LL) {
         long long sum = weights.bias;
-        for_window(in, axis, i, fill, [&](int k, unsigned short sample) {
+        for_window(in, axis, i, fill, [&](int k, Sample sample) {
             const int x = sample ^ weights.middle;
             sum += static_cast<long long>(weights.upper[k]) * x + weights.lower[k] * (x >> 8);
         });
-        sums[i] = static_cast<unsigned>(sum >> (11 + weights.finer));
+        sums[i] = static_cast<unsigned>(sum >> weights.shift);
     }
 }
 
@@ -453,5 +471,21 @@ words_across(const unsigned* __restrict__ sums, unsigned short* __restrict__ out
         const float sum = fma_rn(__int2float_rn(lower), 0x1p-10f, __int2float_rn(upper));
         const unsigned bits = __float_as_uint(fma_rn(sum, 0x1p-9f, 12582912.0f + 32784.0f));
         out[i] = static_cast<unsigned short>(bits ^ weights.middle);
+    }
+}
+
+// Of v, or of samples if only one axis is smoothed.
+template <typename Sample>
+__global__ void __launch_bounds__(256)
+bytes_across(const Sample* __restrict__ in, unsigned char* __restrict__ out, Axis axis, Sample fill,
+             const __grid_constant__ WordsWeights weights) {
+    const long long total = axis.outer * axis.out_length * axis.inner;
+    for (long long i = blockIdx.x * 256LL + threadIdx.x; i < total; i += gridDim.x * 256LL) {
+        unsigned sum = weights.bias;
+        for_window(in, axis, i, fill, [&](int k, unsigned sample) {
+            const unsigned v = same<Sample, unsigned char> ? sample << 8 : sample;
+            sum += weights.upper[k] * (v >> 8) + weights.lower[k] * (v & 255);
+        });
+        out[i] = static_cast<unsigned char>(sum >> 16);
     }
 }

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-import math
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -30,7 +28,7 @@ ENTRIES = tuple(
     for radius in words.RADII
     for channels in range(1, MAX_CHANNELS + 1)
 )
-GATHER_ENTRIES = ("words_down", "words_across")
+GATHER_ENTRIES = ("words_down<unsigned short>", "words_across")
 
 
 class WordsFilter(ctypes.Structure):
@@ -51,7 +49,7 @@ class WordsWeights(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_int * (REACH + 1)) for name in ("upper", "lower")),
         ("bias", ctypes.c_int),
-        ("finer", ctypes.c_int),
+        ("shift", ctypes.c_int),
         ("middle", ctypes.c_uint),
     )
 
@@ -87,43 +85,15 @@ def run(image: Any, windows: Sequence[Window], cval: float, out: Any, stream: An
     )
 
 
-def applies_apart(shape: tuple[int, ...], dtype: np.dtype[Any], windows: Sequence[Window]) -> bool:
-    y = windows[0].axis
-    inner = (math.prod(shape[y + 2 :]),)
-    return applies((*shape[:y], *inner, *shape[y : y + 2]), dtype, _behind_channels(windows))
-
-
-def run_apart(image: Any, windows: Sequence[Window], cval: float, out: Any, stream: Any) -> None:
-    """`run` on a copy whose channels are apart, if a block has no room for all of them."""
-    import cupy
-
-    y = windows[0].axis
-
-    def apart(array: Any) -> Any:
-        return cupy.moveaxis(array.reshape(*array.shape[: y + 2], -1), -1, y)
-
-    samples, results = cupy.ascontiguousarray(apart(image)), apart(out)
-    smoothed = cupy.empty(results.shape, out.dtype)
-    run(samples, _behind_channels(windows), cval, smoothed, stream)
-    results[...] = smoothed
-
-
-def _behind_channels(windows: Sequence[Window]) -> list[Window]:
-    return [replace(window, axis=window.axis + 1) for window in windows]
-
-
 def run_gather(image: Any, windows: Sequence[Window], cval: float, out: Any, stream: Any) -> None:
     down, across = passes.passes_of(image, windows, cval, out, "float32")  # sums in between have 32 bits too
     first, second = _weights(windows)
     middle, fill = _middle(image.dtype), int(cval) & 0xFFFF
+    of_down = WordsWeights(bias=first.bias, shift=11 + first.finer, middle=middle)
+    constant = ctypes.c_uint(words.sum_of_constant(fill ^ middle, first))
     for entry, step, value, weights in (
-        ("words_down", down, ctypes.c_ushort(fill), WordsWeights(bias=first.bias, finer=first.finer, middle=middle)),
-        (
-            "words_across",
-            across,
-            ctypes.c_uint(words.sum_of_constant(fill ^ middle, first)),
-            WordsWeights(middle=middle),
-        ),
+        ("words_down<unsigned short>", down, ctypes.c_ushort(fill), of_down),
+        ("words_across", across, constant, WordsWeights(middle=middle)),
     ):
         upper, lower = (first.upper, first.lower) if step is down else (second.upper, second.lower)
         weights.upper[: upper.size], weights.lower[: lower.size] = upper.tolist(), lower.tolist()

@@ -14,10 +14,9 @@ from typing import Any
 import numpy as np
 
 from kernels.runtime.launch import kernel, shared_bytes_a_block
-from kernels.smoothing.axis_rounding import NO_ROUNDING, axis_roundings
 from kernels.smoothing.borders import MODES
 from kernels.smoothing.cuda.fused import C_TYPES, MAX_BLOCKS, MAX_LENGTH, View, view_of
-from kernels.smoothing.cuda.passes import MAX_HALF, FloatRounding
+from kernels.smoothing.cuda.passes import MAX_HALF
 from kernels.smoothing.window import Window
 
 # Padding and pitching move bits: types of the same width share kernels.
@@ -63,7 +62,6 @@ class Frame(ctypes.Structure):
         ("scale", ctypes.c_float),
         ("weights_y", ctypes.c_float * (MAX_HALF)),
         ("weights_x", ctypes.c_float * (MAX_HALF)),
-        *((name, FloatRounding) for name in ("between", "after")),
     )
 
 
@@ -124,8 +122,6 @@ def _launch_tiled(
     assert tile is not None
     blocks = _set_tiles(frame, view, tile)
     rule = RULES[0 if windows[0].half_weights is None else 1]
-    if windows[0].half_weights is not None:
-        _set_rounding(frame, windows, out.dtype)
     entry = f"ladder::tiled<{C_TYPES[out.dtype.name]}, {vector}, {rule}>"
     args = (source, out, frame, _sample(cval, out.dtype))
     shared = _shared_bytes(view, tile, vector * frame.step, itemsize)
@@ -181,14 +177,6 @@ def _frame(view: View, pitch: int, step: int) -> Frame:
     frame.divisor = samples
     frame.scale = float(np.float32(1) / np.float32(samples))
     return frame
-
-
-def _set_rounding(frame: Frame, windows: Sequence[Window], dtype: np.dtype[Any]) -> None:
-    """Sets the rounding of a Gaussian's sums; without a second axis, those down the columns are not rounded."""
-    *between, after = axis_roundings(windows, whole=dtype.kind != "f")
-    first = between[0] if between else NO_ROUNDING
-    frame.between.up, frame.between.down = first.up, first.down
-    frame.after.up, frame.after.down = after.up, after.down
 
 
 def _output_length(window: Window | None, length: int) -> int:

@@ -52,7 +52,7 @@ gauss_gather(const In* __restrict__ in, Out* __restrict__ out, Axis axis, Work f
             const Work pair = weighed_tap(line, centre - k, axis, fill) + weighed_tap(line, centre + k, axis, fill);
             sum = fma_rn(weights.half[k], pair, sum);
         }
-        out[i] = to_sample<Out>(rounded(sum, weights.rounding));
+        out[i] = to_sample<Out>(sum);
     }
 }
 

@@ -4,7 +4,6 @@
 
 #include "borders.cuh"
 #include "samples.cuh"
-#include "cuda/axis_rounding.cuh"
 
 // All filter both axes of [planes, rows, columns, channels] at once, in vectors: a vector is one sample, or a whole pixel
 // of 2 or 4. The steps differ in where taps are read from, and in the layout of pixels and rows.
@@ -24,7 +23,6 @@ struct Frame {
     unsigned divisor;
     float scale;                          // 1 / divisor
     float weights_y[128], weights_x[128];  // Gauss: at distance 0 … 127
-    AxisRounding<float> between, after;    // Gauss: of sums down the columns, and of those across them
 };
 
 template <typename T, int N>
@@ -157,7 +155,7 @@ __device__ inline void store(Sample* to, const Vector<Number, N>& sum, const Fra
 #pragma unroll
     for (int c = 0; c < N; ++c) {
         if (N == 4 && c >= frame.channels) return;
-        if constexpr (RULE == GAUSS) to[c] = to_sample<Sample>(rounded(sum.at[c], frame.after));
+        if constexpr (RULE == GAUSS) to[c] = to_sample<Sample>(sum.at[c]);
         else if constexpr (same<Number, float>) to[c] = to_mean<Sample>(sum.at[c], frame.scale);
         else to[c] = to_mean<Sample>(sum.at[c], frame.divisor);
     }
@@ -267,13 +265,8 @@ tiled(const Vector<Sample, N>* __restrict__ in, Sample* __restrict__ out, Frame 
     }
     __syncthreads();
     for (int at = threadIdx.x; at < frame.tile_rows * seen; at += THREADS) {
-        auto sum = window_sum<RULE>(frame.taps_y, frame.weights_y,
+        sums[at] = window_sum<RULE>(frame.taps_y, frame.weights_y,
                                     [&](int tap) { return numbers<Number>(samples[at + tap * seen]); });
-        if constexpr (RULE == GAUSS) {
-#pragma unroll
-            for (int c = 0; c < N; ++c) sum.at[c] = rounded(sum.at[c], frame.between);
-        }
-        sums[at] = sum;
     }
     __syncthreads();
     const int width = min(frame.tile_columns, frame.out_columns - tile.x) * frame.step;

@@ -14,10 +14,13 @@ EXACT = "exact sums of fixed-point weights, within "
 ROUNDINGS = " roundings of the largest magnitude to "
 FLOATS = "1e-5 of the largest magnitude"
 CASES: list[tuple[str, tuple[float, ...], dict[str, Any], str]] = [
-    ("uint8", (2,), {}, EXACT + "0.58 of a step"),
-    ("uint8", (2, 0, 3), {}, EXACT + "0.81 of a step"),
-    ("uint8", (2, 2, 2), {}, EXACT + "1.04 of a step"),
-    ("uint8", (3, 12), {}, "float32 sums along Y and decimated along X, within 1 step"),
+    ("uint8", (2,), {}, EXACT + "0.6 of a step"),
+    ("uint8", (2, 3, 0), {}, EXACT + "0.6 of a step"),
+    ("uint8", (2, 2, 2), {}, "float32 sums, within 0.6 of a step"),
+    ("uint8", (20, 20), {"truncate": 4}, "float32 sums, within 0.6 of a step"),
+    ("uint8", (600, 600), {"truncate": 4}, "float32 sums, within 1 step"),
+    ("uint8", (12, 12, 12), {}, "decimated, within 0.6 of a step"),
+    ("uint8", (3, 12), {}, "float32 sums along Y and decimated along X, within 0.6 of a step"),
     ("uint16", (4, 4), {}, EXACT + "0.6 of a step"),
     ("uint16", (1, 1), {}, "float32 sums, within 1 step"),
     ("uint16", (20, 20), {}, "decimated, within 0.6 of a step"),
