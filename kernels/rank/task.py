@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -96,9 +97,15 @@ class Task:
         """Whether samples may be missing."""
         return self.nodata is not None or (self.omit_nan and self.dtype.kind == "f")
 
+    @cached_property
     def ranks(self) -> NDArray[np.int32]:
         """The rank for every count of present samples, 0 … samples."""
         return self.rank.of(np.arange(self.samples + 1))
+
+    @cached_property
+    def whole_rank(self) -> int:
+        """The rank in a window without missing samples."""
+        return int(self.rank.of(self.samples))
 
     @property
     def taps(self) -> tuple[int, int, int]:

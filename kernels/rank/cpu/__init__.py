@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -48,7 +48,7 @@ def filtered(image: Array, task: Task, out: Array | None, *, workers: int | None
     lengths = np.array([axis.length for axis in task.axes], np.int64)
     out_lengths = np.array([axis.out_length for axis in task.axes], np.int64)
     window = np.ones(task.taps, np.bool_) if task.footprint is None else np.ascontiguousarray(task.footprint)
-    ranks = task.ranks()
+    ranks = task.ranks
     is_float = task.dtype.kind == "f"
     span = (keys.lowest, keys.highest, *keys.nodata, task.omit_nan)
 
@@ -72,9 +72,9 @@ def filtered(image: Array, task: Task, out: Array | None, *, workers: int | None
         if body is counts:
             counts.counted_tile(*common, task.taps, int(ranks[-1]), keys.cval, tile)
         elif body is networks:
-            done = networks.median_tile(*common, (0,) * task.taps[2], *further)
+            done = networks.network_tile(*common, networks.step_of(task), (0,) * task.taps[2], *further)
         else:
-            is_minimum = int(task.rank.of(task.samples)) == 0
+            is_minimum = task.whole_rank == 0
             done = extremes.extreme_band(*common, task.taps, is_minimum, *further, _extreme_lines(task, tile))
         if not done:
             for part in _cut(_ordered_steps(task), tile.tolist()):
@@ -109,6 +109,7 @@ def _lengthened(task: Task) -> Task:
     return task
 
 
+@lru_cache(maxsize=64)
 def _sources(axis: Axis) -> NDArray[np.int64]:
     """The index that each position of an axis and its halo comes from; -1: the value beyond the edge."""
     at = np.arange(axis.first, axis.first + axis.out_length + axis.taps - 1)

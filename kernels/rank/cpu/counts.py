@@ -36,7 +36,7 @@ WORDS = ir.VectorType(ir.IntType(16), LANES)
 def applies(task: Task) -> bool:
     """Whether counts compute a task."""
     planes, _, columns = task.axes
-    rank = int(task.rank.of(task.samples))
+    rank = task.whole_rank
     return (
         task.dtype.itemsize == 1
         and task.footprint is None

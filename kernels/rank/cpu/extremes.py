@@ -18,7 +18,7 @@ BLOCK = 64  # samples: rows are computed in whole blocks, so that no loop ends i
 
 def applies(task: Task) -> bool:
     """Whether a task is the minimum or the maximum of a box."""
-    is_extreme = int(task.rank.of(task.samples)) in (0, task.samples - 1)
+    is_extreme = task.whole_rank in (0, task.samples - 1)
     return is_extreme and task.footprint is None and task.nodata is None
 
 
@@ -42,7 +42,7 @@ def extreme_tile(
 
     taps   : of the window along the three axes
     ends   : the lowest and the highest key of numbers
-    others : as of `ordered.ordered_tile` and `networks.median_tile`
+    others : as of `ordered.ordered_tile` and `networks.network_tile`
     """
     outs0, outs1, outs2 = tile[1, 1] - tile[0, 1], tile[1, 2] - tile[0, 2], tile[1, 3] - tile[0, 3]
     side0, side1 = outs0 + taps[0] - 1, outs1 + taps[1] - 1

@@ -1,4 +1,4 @@
-"""Medians of small squares by networks of minima and maxima, over whole rows of samples at once.
+"""Medians, minima and maxima of small squares by networks of minima and maxima, over whole rows of samples at once.
 
 Two rows of results are computed together. The rows that the windows of both share are sorted down every column; sorted
 columns are merged in pairs, pairs with pairs; then each result's own row is added. Only samples that can still be the
@@ -7,6 +7,8 @@ median are kept: with r samples to come, r + 1 places around the middle.
 A network is traced: the functions below run once on symbols, when this module is imported, and record each minimum and
 maximum; those that no result needs are dropped, the others become LLVM code, which the loops over rows vectorise.
 
+Minima and maxima go along each row, then down the columns of two windows.
+
 Sources: Adams, "Fast median filters using separable sorting networks" (2021); Batcher, "Sorting networks and their
 applications" (1968).
 """
@@ -14,6 +16,8 @@ applications" (1968).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -25,7 +29,7 @@ from kernels.smoothing.cpu.rows import address, generated, written_row
 
 SIZES = (3, 5, 7)
 BLOCK = 64  # samples
-COLUMN, PAIR, RESULT = (0,), (0, 0), (0, 0, 0)  # steps, by their lengths
+COLUMN, PAIR, RESULT, LEAST, MOST = ((0,) * length for length in (1, 2, 3, 5, 7))  # steps, by their lengths
 
 Value = int  # of a trace: the number of an input or of an operation
 
@@ -39,9 +43,14 @@ def applies(task: Task) -> bool:
         and planes.length == planes.taps == 1
         and rows.taps == columns.taps
         and rows.taps in SIZES
-        and int(task.rank.of(task.samples)) == task.samples // 2
+        and task.whole_rank in (0, task.samples // 2, task.samples - 1)
         and task.nodata is None
     )
+
+
+def step_of(task: Task) -> tuple[int, ...]:
+    """The last step of a task."""
+    return LEAST if task.whole_rank == 0 else MOST if task.whole_rank == task.samples - 1 else RESULT
 
 
 class Trace:
@@ -151,8 +160,25 @@ def _results(size: int) -> tuple[Trace, list[Value]]:
     return trace, [trace.ranked(held, trace.sort(row), middle - dropped) for row in rows]
 
 
+def _along(size: int, is_minimum: bool) -> tuple[Trace, list[Value]]:
+    """The extreme of a window along a row."""
+    trace = Trace(size)
+    return trace, [reduce(trace.low if is_minimum else trace.high, range(size))]
+
+
+def _down(size: int, is_minimum: bool) -> tuple[Trace, list[Value]]:
+    """Those of two windows down a column."""
+    trace = Trace(size + 1)
+    choose = trace.low if is_minimum else trace.high
+    shared = reduce(choose, range(1, size))
+    return trace, [choose(0, shared), choose(shared, size)]
+
+
 NETWORKS = {(step, size): make(size) for size in (5, 7) for step, make in enumerate((_column, _pair, _results), 1)}
 NETWORKS[len(RESULT), 3] = _whole(3)
+for _size, _last in product(SIZES, (LEAST, MOST)):  # after the step that is one shorter
+    NETWORKS[len(_last) - 1, _size] = _along(_size, _last is LEAST)
+    NETWORKS[len(_last), _size] = _down(_size, _last is LEAST)
 
 
 @generated
@@ -204,16 +230,16 @@ def _over_row(step: Any, size: Any, source: Any, origins: Any, target: Any, goal
 
 
 @compiled
-def _results_of(size: Any, work: Any, origins: Any, target: Any, goals: Any, count: int) -> None:
+def _results_of(step: Any, size: Any, work: Any, origins: Any, target: Any, goals: Any, count: int) -> None:
     """In whole blocks, so that no loop ends in single samples: the last overlaps the one before."""
     whole = count // BLOCK * BLOCK
-    _over_row(RESULT, size, work, origins, target, goals, 0, whole)
+    _over_row(step, size, work, origins, target, goals, 0, whole)
     if whole < count:
-        _over_row(RESULT, size, work, origins, target, goals, count - BLOCK, count)
+        _over_row(step, size, work, origins, target, goals, count - BLOCK, count)
 
 
 @compiled
-def median_tile(
+def network_tile(
     source: Any,
     sources: Any,
     runs: Any,
@@ -221,16 +247,18 @@ def median_tile(
     inner: int,
     target: Any,
     out_lengths: Any,
+    step: Any,
     taps: Any,
     is_float: bool,
     ends: Any,
     cval: int,
     tile: Any,
 ) -> bool:
-    """Fill a tile of medians, of all inner samples. Returns whether it did: not if it met a NaN. Integers are written
-    where they belong, results of floats as keys first.
+    """Fill a tile of medians, minima or maxima, of all inner samples. Returns whether it did: not if it met a NaN.
+    Integers are written where they belong, results of floats as keys first.
 
     runs   : of `samples.runs_of`, for the tile's columns with their halo
+    step   : RESULT, LEAST or MOST
     taps   : as many of anything as the window has along both axes
     ends   : the lowest and the highest key of numbers
     cval   : bits beyond the edge
@@ -238,7 +266,8 @@ def median_tile(
     """
     rows = sources[1]
     size = len(taps)
-    core, held = size - 1, size + 1
+    core, held, steps = size - 1, size + 1, len(step)
+    is_extreme = steps > 3
     outs = (tile[1, 3] - tile[0, 3]) * inner
     wide = outs + core * inner
     blocks = (wide + BLOCK - 1) // BLOCK * BLOCK
@@ -248,6 +277,7 @@ def median_tile(
     columns, pairs, results = np.empty(core, np.int64), np.empty(2 * core, np.int64), np.empty(2, np.int64)
     column_inputs, pair_inputs = np.empty(core, np.int64), np.empty(2 * core, np.int64)
     inputs, goals = np.empty(size * held, np.int64), np.empty(2, np.int64)
+    line, column_goal = np.empty(size, np.int64), np.empty(1, np.int64)
     # Loops: Numba takes seconds to compile arithmetic on arrays.
     for i in range(core):
         columns[i] = (held + i) * pitch
@@ -259,15 +289,25 @@ def median_tile(
         results[i] = (held + 3 * core + i) * pitch
     for i in range(core * core):
         inputs[i] = pairs[i % (2 * core)] + i // (2 * core) * 2 * inner
+    for i in range(size):
+        line[i] = columns[0] + i * inner
     plane, end = tile[0, 0], tile[1, 2]
     read = tile[0, 2]
     for y in range(tile[0, 2], end, 2):
         while read < min(y + held, end + core):
             at = -1 if rows[read] < 0 else (plane * lengths[1] + rows[read]) * lengths[2] * inner
-            if not gather_row(source, at, runs, inner, cval, is_float, ends, work, read % held * pitch):
+            row = read % held * pitch
+            if is_extreme:
+                column_goal[0], row = row, columns[0]
+            if not gather_row(source, at, runs, inner, cval, is_float, ends, work, row):
                 return False
+            if is_extreme:
+                _over_row(step[1:], taps, work, line, work, column_goal, 0, blocks)
             read += 1
-        if size == 3:
+        if is_extreme:
+            for i in range(held):
+                inputs[i] = (y + i) % held * pitch
+        elif size == 3:
             for i in range(size * held):
                 inputs[i] = (y + i % held) % held * pitch + i // held * inner
         else:
@@ -281,9 +321,9 @@ def median_tile(
         if outs >= BLOCK and y + 1 < end and not is_float:
             for i in range(2):
                 goals[i] = ((plane * out_lengths[1] + y + i) * out_lengths[2] + tile[0, 3]) * inner
-            _results_of(taps, work, inputs, target, goals, outs)
+            _results_of(step, taps, work, inputs, target, goals, outs)
             continue
-        _results_of(taps, work, inputs, work, results, blocks)
+        _results_of(step, taps, work, inputs, work, results, blocks)
         for row in range(y, min(y + 2, end)):
             to = ((plane * out_lengths[1] + row) * out_lengths[2] + tile[0, 3]) * inner
             scatter_row(work, results[row - y], is_float, target, to, outs)

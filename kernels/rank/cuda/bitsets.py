@@ -87,7 +87,7 @@ def run(image: Any, task: Task, out: Any, stream: Any) -> None:
     shape = next(shape for shape in SHAPES if shape.holds(rows.taps, columns.taps))
     bitsets = BitsetsTask(
         **planes_of(task), taps_y=rows.taps, taps_x=columns.taps, inner=task.inner,
-        rank=int(task.rank.of(task.samples)),
+        rank=task.whole_rank,
     )  # fmt: skip
     shared_bytes = shape.shared_bytes(task.dtype.itemsize)
     found = kernel("rank", _entry(task.dtype.name, shape))

@@ -35,7 +35,7 @@ def applies(task: Task) -> bool:
         and task.nodata is None
         and task.inner == 1
         and task.taps in [(size,) * 3 for size in SIZES]
-        and task.rank.of(task.samples) == task.samples // 2
+        and task.whole_rank == task.samples // 2
         and max(axis.length for axis in task.axes) < 1 << 30
         and task.axes[1].length * task.axes[2].length * task.dtype.itemsize < MAX_BYTES
         and _windows(task) < MAX_BYTES

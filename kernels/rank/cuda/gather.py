@@ -97,7 +97,7 @@ def is_median_of_square(task: Task, sizes: tuple[int, ...]) -> bool:
         and task.inner == planes.taps == planes.length == 1
         and rows.taps == columns.taps
         and rows.taps in sizes
-        and task.rank.of(task.samples) == task.samples // 2
+        and task.whole_rank == task.samples // 2
         and task.planes <= MAX_GRID
         and max(rows.length, columns.length) < MAX_SIDE
     )

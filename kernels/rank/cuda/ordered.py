@@ -43,7 +43,7 @@ class OrderedTask(ctypes.Structure):
 
 def applies(task: Task) -> bool:
     # The least or the largest of few samples takes one look at each.
-    if task.samples <= FEW_SAMPLES and int(task.rank.of(task.samples)) in (0, task.samples - 1):
+    if task.samples <= FEW_SAMPLES and task.whole_rank in (0, task.samples - 1):
         return False
     tile = _tile(task.taps, tuple(axis.out_length for axis in task.axes), task.samples, task.dtype.itemsize)
     return tile is not None and math.prod(task.out_shape) < MAX_BLOCKS

@@ -200,6 +200,23 @@ def test_boxes_of_bytes(shape: tuple[int, ...], sizes: tuple[int, int]) -> None:
             same_bits(found, expected, f"{percentile}")
 
 
+@pytest.mark.parametrize(("dtype", "size", "ours"), [("uint8", 7, minimum_filter), ("float32", 5, maximum_filter)])
+def test_minima_and_maxima_of_small_squares(dtype: str, size: int, ours: Any) -> None:
+    """By networks, in whole blocks and less, of pixels with channels; NaN leave them."""
+    theirs = getattr(scipy.ndimage, ours.__name__)
+    for shape in ((23, 331), (8, 61), (19, 41, 3)):
+        image = samples_of(shape, dtype)
+        sizes = (size, size, 1)[: len(shape)]
+        for mode in ("mirror", "constant"):
+            expected = theirs(image, sizes, mode=mode, cval=3)
+            np.testing.assert_array_equal(ours(image, sizes, mode=mode, cval=3), expected, f"{shape} {mode}")
+    if dtype == "float32":
+        image[3, 5, 1] = np.nan
+        found = ours(image, sizes)
+        assert np.isnan(found).sum() == size * size
+        assert not np.isnan(found[12:]).any()
+
+
 @pytest.mark.parametrize("size", [3, 5, 9])
 def test_a_median_does_not_change_by_any_order_of_values(size: int) -> None:
     """A median of f(x) is f of the median of x, for every f that keeps the order: floats as integers do."""

@@ -107,7 +107,7 @@ UNKNOWN = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("value", KNOWN, ids=lambda value: repr(value)[:30])
+@pytest.mark.parametrize("value", KNOWN, ids=lambda value: repr(value)[:24])
 def test_arguments_have_the_kinds_of_their_types(value: Any) -> None:
     assert machine_code.kind_of(value) == compiler._kind(compiler.numba.typeof(value))
     assert machine_code.kind_of(value) is not None
@@ -120,7 +120,7 @@ def test_values_that_numba_tells_apart_have_different_kinds() -> None:
     assert all(len(types) == 1 for types in by_kind.values())
 
 
-@pytest.mark.parametrize("value", UNKNOWN, ids=lambda value: repr(value)[:30])
+@pytest.mark.parametrize("value", UNKNOWN, ids=lambda value: repr(value)[:24])
 def test_other_arguments_are_left_to_numba(value: Any) -> None:
     assert machine_code.kind_of(value) is None
 

@@ -1,4 +1,4 @@
-"""Minima and maxima of boxes: passes and launches of strip.cuh, groups.cuh, box.cuh and, with channels, words.cuh."""
+"""Minima and maxima of boxes: passes and launches of strip.cuh, sweeps.cuh, box.cuh and, with channels, words.cuh."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from kernels.rank.cuda.gather import C_TYPES, constants
 from kernels.rank.task import SYMMETRIC, Axis, Difference, Task
-from kernels.runtime.launch import kernel, multiprocessors, shared_bytes_a_block, shared_bytes_a_multiprocessor
+from kernels.runtime.launch import kernel, multiprocessors, shared_bytes_a_multiprocessor
 from kernels.smoothing.borders import MODES
 
 ENTRIES = tuple(
@@ -32,10 +32,13 @@ ENTRIES = tuple(
     for rows in ((0, 1) if opens == "true" else (0, 1, 2) if name == "float32" else (0, 1, 2, 3))
 )
 ENTRIES += tuple(
-    f"{name}<{C_TYPES[each]}, {least}>"
-    for name in ("extreme_groups", "extreme_tiles")
-    for each in ("uint16", "int16", "float32")
+    entry
+    for sample in (C_TYPES[name] for name in ("uint8", "uint16", "int16", "float32"))
     for least in ("true", "false")
+    for entry in (
+        *(f"extreme_along<{sample}, {least}, {aligned}>" for aligned in ("true", "false")),
+        *(f"extreme_down<{sample}, {least}, {kind}>" for kind in ("false, true", "false, false", "true, true")),
+    )
 )
 ROW_THREADS, ROW_WORDS = 256, 16  # of words.cuh
 BOX_THREADS = 256  # of box.cuh
@@ -54,8 +57,11 @@ VECTOR = 16  # bytes
 MOST = ((160 << 10, 64, 1040), (0, 24, 520))
 ENOUGH_THREADS = 384  # of a multiprocessor
 NARROW_BYTES = 128  # of the samples inside an axis: below this, a warp's columns are no whole lines of memory
-GROUP, GROUP_THREADS = 16, 256  # of groups.cuh
-GROUPED, MOST_GROUPED = {2: 128, 4: 64}, 1024  # rows of a window that are grouped: more, by a sample's bytes; at most
+# Of sweeps.cuh: rows at once, bytes of each, and blocks of a multiprocessor, at most, down columns; whole threads of a
+# span and of a ring, and bytes of a tile, along rows.
+SWEEP_THREADS, SWEEP_ROWS, SWEEP_PIECE, SWEEP_MOST, SWEEP_SPAN, SWEEP_PREFIXES, SWEEP_BYTES = 32, 8, 8, 16, 64, 64, 4096
+# More rows of a window are swept, and more if it opens; the same if rows do not begin at vectors.
+SWEPT = ((64, 40), (40, 25))
 MANY_ROWS = 64  # more, of pixels with channels, take a pass of their own
 MAX_BLOCKS = (1 << 31) - 1
 MAX_LENGTH = 1 << 30  # of an axis, and of the samples inside one: positions have 32 bits
@@ -79,8 +85,7 @@ class BoxTask(ctypes.Structure):
         *((name, ctypes.c_int) for name in ("in_pitch", "out_pitch", "columns", "out_columns", "tile")),
         *((name, ctypes.c_int) for name in ("rows", "out_rows", "tiles", "bands", "band")),
         *((name, ctypes.c_int) for name in ("first_y", "first_x", "mode_y", "mode_x")),
-        *((name, ctypes.c_int) for name in ("taps_y", "taps_x", "step", "pair", "inner", "slots")),
-        *((name, ctypes.c_int) for name in ("group_rows", "group_pitch", "span")),
+        *((name, ctypes.c_int) for name in ("taps_y", "taps_x", "step", "pair", "inner", "slots", "span", "steps")),
         *((name, ctypes.c_int) for name in ("is_first", "is_last", "omit_nan", "has_nodata")),
         *((name, ctypes.c_int) for name in ("aligned_in", "aligned_out", "aligned_image", "subtracts")),
     )
@@ -88,7 +93,7 @@ class BoxTask(ctypes.Structure):
 
 def applies(task: Task) -> bool:
     """Whether a task is the minimum or the maximum of a box. Integers have no value to spare for missing samples."""
-    is_extreme = int(task.rank.of(task.samples)) in (0, task.samples - 1)
+    is_extreme = task.whole_rank in (0, task.samples - 1)
     lengths = [axis.length + axis.taps for axis in task.axes]
     is_short = max(lengths) < MAX_LENGTH and math.prod(lengths[1:]) * task.inner < MAX_LENGTH
     return is_short and is_extreme and task.footprint is None and (task.nodata is None or task.dtype.kind == "f")
@@ -121,7 +126,7 @@ def _run(
     """Launches the passes; if the only one has to be taken `by_strips` and cannot, it returns False."""
     import cupy
 
-    least = "true" if int(task.rank.of(task.samples)) == 0 else "false"
+    least = "true" if task.whole_rank == 0 else "false"
     types, values, source = f"{C_TYPES[task.dtype.name]}, {least}", constants(task), image
     for number, each in enumerate(passes):
         each.is_first, each.is_last = number == 0, number == len(passes) - 1
@@ -144,10 +149,8 @@ def _run(
                 each.image_plane, each.image_pitch = (step // other.itemsize for step in other.strides[:2])
             opens = difference is not None and difference.opens
             arguments = (source, target, other, each, *values)
-            if _is_grouped(task, each.taps_y, each.taps_x, each.columns, each.inner):
-                if opens:  # one kernel for both steps is not worth its lines
-                    return False
-                made.append(_launch_groups(each, types, task.dtype.itemsize, stream, arguments))
+            if _is_swept(task, each.taps_y, each.taps_x, each.columns, each.inner, opens):
+                made += _launch_sweeps(each, types, task.dtype.itemsize, stream, arguments, opens)
             elif not _launch_strip(each, types, task.dtype.itemsize, stream, arguments, opens):
                 if by_strips:
                     return False
@@ -158,16 +161,23 @@ def _run(
     return True
 
 
-def _is_grouped(task: Task, down: int, across: int, columns: int, inner: int) -> bool:
-    """Whether groups.cuh takes windows of this many rows and columns."""
+def _is_swept(task: Task, down: int, across: int, columns: int, inner: int, opens: bool = False) -> bool:
+    """Whether sweeps.cuh takes windows of this many rows and columns."""
     each = VECTOR // task.dtype.itemsize
     first, *sides = task.taps
     passes = (first > 1) + (max(sides) > 1 if task.inner == 1 else sum(taps > 1 for taps in sides))
-    is_plain = task.dtype.kind != "f" or (not task.may_miss and passes == 1)
-    *_, most_bytes = next(limits for limits in MOST if limits[0] <= shared_bytes_a_multiprocessor())
-    fits = across == 1 or each < across <= most_bytes // task.dtype.itemsize
-    is_many = GROUPED.get(task.dtype.itemsize, MOST_GROUPED) < down <= MOST_GROUPED
+    is_plain = task.dtype.itemsize < 8 and (task.dtype.kind != "f" or (not task.may_miss and passes == 1))
+    # A window holds three whole threads at least, and ends one fold away.
+    fits = 3 * each + 2 <= across <= min(2 * SWEEP_SPAN * each, columns) or (across == 1 and not opens)
+    is_many = (
+        SWEPT[columns % each > 0][opens] < down and _ring_bytes(down, opens) + 1024 <= shared_bytes_a_multiprocessor()
+    )
     return is_plain and is_many and fits and inner == 1 and columns >= each
+
+
+def _ring_bytes(taps: int, opens: bool) -> int:
+    """Of shared memory, for windows down the columns of a block of sweeps.cuh."""
+    return (1 + opens) * -(-(taps - 1) // SWEEP_ROWS) * SWEEP_ROWS * SWEEP_THREADS * SWEEP_PIECE
 
 
 def _can_open(task: Task) -> bool:
@@ -246,7 +256,7 @@ def _box(planes: int, rows: Axis, columns: Axis, task: Task) -> Iterator[BoxTask
     itemsize = task.dtype.itemsize
     each = VECTOR // itemsize
     most, most_bytes = next(limits for shared, *limits in MOST if shared <= shared_bytes_a_multiprocessor())
-    if _is_grouped(task, rows.taps, columns.taps, columns.length, 1):
+    if _is_swept(task, rows.taps, columns.taps, columns.length, 1):
         most = rows.taps
     down, pairs, across = _parts(rows.taps, most), list[int](), columns.taps
     while across * itemsize > most_bytes:
@@ -323,43 +333,78 @@ def _launch_box(task: BoxTask, types: str, itemsize: int, stream: Any, arguments
     )  # fmt: skip
 
 
-def _launch_groups(task: BoxTask, types: str, itemsize: int, stream: Any, arguments: Any) -> Any:
-    """Launches the kernels of groups.cuh, for a pass that `_is_grouped`. Returns the array between them."""
+def _launch_sweeps(task: BoxTask, types: str, itemsize: int, stream: Any, arguments: Any, opens: bool) -> list[Any]:
+    """Launches the kernels of sweeps.cuh, for a pass that `_is_swept`. Returns the arrays between them."""
     import cupy
 
     each = VECTOR // itemsize
     source, target, image, _, cval, *_ = arguments
-    ends = task.out_pitch, task.out_plane, task.out_columns
-    task.aligned_in = task.in_pitch % each == task.in_plane % each == source.data.ptr % VECTOR == 0
-    task.aligned_out = target.data.ptr % VECTOR == 0 and all(end % each == 0 for end in ends)
-    slack = 0 if task.aligned_out else each - 1  # results before the tile's, of which some are stored with them
-    ahead = slack + (each - 1 if task.first_x % each or slack else 0)
-    lost = (ahead + task.taps_x - 1) // each + (task.taps_x > 1 or ahead > 0)
-    bytes_a_thread = (2 * (each + 1) + 2) * max(4, 2 * itemsize) + 4 * each
-    most = min(GROUP_THREADS, shared_bytes_a_block() // bytes_a_thread)
-    vectors = -(-(task.out_columns + slack) // each)
-    threads = min(
-        (count for count in range(32, most + 1, 32) if count > lost),
-        key=lambda count: (-(-vectors // (count - lost)) * count, -count),
-    )
-    task.tile = (threads - lost) * each
-    task.tiles = -(-(task.out_columns + slack) // task.tile)
-    task.band, task.bands = GROUP, -(-task.out_rows // GROUP)
-    task.slots = (task.taps_y - 1) // GROUP
-    task.group_rows, task.group_pitch = task.bands - 1 + task.slots, -(-task.columns // each) * each
-    between, task.span = (task.taps_x - 1) // each - 1, 1  # whole threads of a window, at least; and read at once
-    while 2 * task.span <= between and between // task.span > 3:
-        task.span *= 2
-    groups = cupy.empty((task.planes, task.group_rows, 2, task.group_pitch), source.dtype)
-    blocks = -(-task.group_pitch // each // GROUP_THREADS)
-    kernel("rank", f"extreme_groups<{types}>").launch(
-        (blocks * task.group_rows * task.planes,), (GROUP_THREADS,), (source, groups, task, cval), stream=stream
-    )
-    kernel("rank", f"extreme_tiles<{types}>").launch(
-        (task.tiles * task.bands * task.planes,), (threads,), (source, target, image, groups, task, cval),
-        shared_bytes=threads * bytes_a_thread, stream=stream,
+    c_type, least = types.split(", ")
+    made, before = list[Any](), task
+    is_direct = task.taps_x > 1 or not (task.subtracts or task.out_pitch % each or target.data.ptr % VECTOR)
+    names = ["along"] * opens + ["down"] + ["along"] * (task.taps_x > 1) + ["box"] * (not is_direct)
+    for number, name in enumerate(names):
+        step = BoxTask.from_buffer_copy(before)
+        rows = step.rows if opens and number == 0 else task.out_rows
+        columns = step.columns if name == "down" else task.out_columns
+        if opens and number == 0 and task.mode_x == MODES.index("valid"):
+            columns += task.taps_x - 1
+        step.out_rows, step.out_columns, step.subtracts = rows, columns, 0
+        if number == len(names) - 1:
+            step.out_pitch, step.out_plane, step.subtracts = task.out_pitch, task.out_plane, task.subtracts
+            to = target
+        else:
+            step.out_pitch = -(-columns // each) * each
+            step.out_plane = rows * step.out_pitch
+            made.append(to := cupy.empty((task.planes, rows, step.out_pitch), source.dtype))
+        aligned = [
+            pitch % each == plane % each == array.data.ptr % VECTOR == 0
+            for pitch, plane, array in (
+                (step.in_pitch, step.in_plane, source), (step.out_pitch, step.out_plane, to),
+            )
+        ]  # fmt: skip
+        if name == "down":
+            _launch_down(step, f"{c_type}, {least}", opens, aligned[0], stream, (source, to, step, cval))
+        elif name == "along":
+            is_least = (least == "true") != (opens and number == 0)
+            further = (source, to, image, step, cval)
+            _launch_along(step, f"{c_type}, {is_least}".lower(), each, all(aligned), stream, further)
+        else:
+            step.taps_y, step.first_y = 1, 0
+            step.aligned_in, step.aligned_out = aligned
+            _launch_box(step, types, itemsize, stream, (source, to, image, step, *arguments[4:]))
+        source = to
+        before = BoxTask.from_buffer_copy(step)
+        before.in_pitch, before.in_plane, before.rows, before.columns = step.out_pitch, step.out_plane, rows, columns
+    return made
+
+
+def _launch_down(task: BoxTask, types: str, opens: bool, aligned: bool, stream: Any, arguments: Any) -> None:
+    task.tiles = -(-task.columns * arguments[0].itemsize // ((SWEEP_THREADS - (not aligned)) * SWEEP_PIECE))
+    shared_bytes = _ring_bytes(task.taps_y, opens)
+    held = min(shared_bytes_a_multiprocessor() // (shared_bytes + 1024), SWEEP_MOST)
+    task.band = _band(task.tiles * task.planes, task.out_rows, (1 + opens) * task.taps_y, multiprocessors() * held)
+    task.bands = -(-task.out_rows // task.band)
+    kernel("rank", f"extreme_down<{types}, {opens}, {aligned}>".lower()).launch(
+        (task.tiles * task.bands * task.planes,), (SWEEP_THREADS,), arguments,
+        shared_bytes=shared_bytes, stream=stream,
     )  # fmt: skip
-    return groups
+
+
+def _launch_along(task: BoxTask, types: str, each: int, aligned: bool, stream: Any, arguments: Any) -> None:
+    reach = task.first_x % each + task.taps_x - 1
+    back = -(-reach // each)  # threads from a window's first to its last
+    task.span = min(1 << (back - 3).bit_length() - 1, SWEEP_SPAN)
+    task.slots = 1 << (SWEEP_THREADS + back).bit_length()
+    vectors = -(-task.out_columns // each)
+    task.tile = -(-vectors // max(1, vectors * VECTOR // SWEEP_BYTES)) * each
+    task.tiles = -(-task.out_columns // task.tile)
+    task.steps = -(-(back + task.tile // each + (not aligned)) // SWEEP_THREADS)
+    words = (each + 1) * (task.slots + SWEEP_PREFIXES) + 2 * task.slots
+    kernel("rank", f"extreme_along<{types}, {aligned}>".lower()).launch(
+        (task.tiles * (-(-task.rows * task.planes // 2)),), (SWEEP_THREADS,), arguments,
+        shared_bytes=words * max(4, 32 // each), stream=stream,
+    )  # fmt: skip
 
 
 def _launch_strip(task: BoxTask, types: str, itemsize: int, stream: Any, arguments: Any, opens: bool) -> bool:

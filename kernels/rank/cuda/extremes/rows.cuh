@@ -19,9 +19,8 @@ struct BoxTask {
     int first_y, first_x, mode_y, mode_x;
     int taps_y, taps_x, step, pair;
     int inner;  // samples of a pixel of a row, from one of a window to the next
-    int slots;  // of a ring
-    int group_rows, group_pitch;  // groups of a plane, and samples from line to line of them
-    int span;                     // of threads that groups.cuh compares at once
+    int slots;        // of a ring
+    int span, steps;  // of sweeps.cuh: threads of a span, steps of a warp along rows
     int is_first, is_last, omit_nan, has_nodata;
     int aligned_in, aligned_out, aligned_image;
     int subtracts;  // 1: the results from an image, 2: an image from the results

@@ -1,0 +1,396 @@
+// Minima and maxima of boxes of many rows, an axis a pass. Part of rank.cu.
+//
+// A window costs three comparisons a sample, however large it is (van Herk; Gil and Werman). Warps wait for no other warp.
+//
+//   extreme_down    a thread has 8 bytes of each row of a band, and loads eight rows while it computes eight. A ring in shared memory has a
+//                   window's rows: those of the run before, each with the extremes from it to the run's end; and those of this run.
+//
+//                        run before     | s s s s s s s s |
+//                        this run                         | p p p p p p p p |      p: from the run's start to each
+//                        a window               [ s . . . . . . p ]
+//
+//                   Where a run ends, the thread goes through its rows backwards; runs of a block end at rows of its own, so that some
+//                   load while others do that. An opening pushes each result into a second ring.
+//
+//   extreme_along   a warp goes along two rows, 512 bytes of each a step, in words of one column of both rows.
+//
+//                        threads        | t0 | t1 | t2 | t3 | t4 | t5 |      s, p: from a column to its thread's end, from the start to it
+//                        a window         [ s   w    w    w    w   p ]       w: whole threads, by spans of a power of two
+//                             |
+//                          lanes of the warp store s, p, w and spans in rings, wait for each other, read what their windows need,
+//                          and wait again before the next step
+//
+// An erosion goes down, then along; an opening along, down twice in one pass, and along.
+//
+// Floors of N samples of b bytes: 2 N b bytes for each pass, so 0.5 of a copy; 0.33 for an opening. Measured on an H200, 8192 × 8192 (2026-11-27):
+// extreme_along 0.83 to 0.88 of a copy (bytes 0.70); extreme_down of u16 0.85, 0.79, 0.75, 0.61, 0.38 and 0.30 for 31, 51, 65, 101, 201 and 255
+// rows, of both steps 0.72, 0.55, 0.49 and 0.36 for 31, 51, 65 and 101. Rings that leave few bytes on their way slow large windows.
+#pragma once
+
+#include "cuda/extremes/strip.cuh"
+
+constexpr int SWEEP_THREADS = 32;
+constexpr int SWEEP_ROWS = 8;  // that a thread takes at once
+constexpr int PREFIXES = 64;  // threads whose columns the ring of p has: those of this step and of the one before
+constexpr int SPANS = 6;      // doublings of whole threads
+
+// Rows of a ring of shared memory.
+__device__ inline int ring_slots(int taps) { return (taps - 1 + SWEEP_ROWS - 1) / SWEEP_ROWS * SWEEP_ROWS; }
+
+template <typename Sample>
+__device__ inline int past_of(const Sample* at, int bytes = 16) {
+    return static_cast<int>(reinterpret_cast<unsigned long long>(at) % bytes / sizeof(Sample));
+}
+
+// As floats are written: all NaN alike.
+template <typename Sample>
+__device__ inline Word<Sample> settled(Word<Sample> word) {
+    if constexpr (same<Sample, float>)
+        if (is_nan(__uint_as_float(word))) return bits_of(not_a_number<float>());
+    return word;
+}
+
+// Two words of a row. Four in half as many warps are slower up to 65 rows, one in twice as many is slower up to 65, and all alike beyond.
+template <typename Sample>
+struct __align__(8) Piece {
+    static constexpr int WORDS = 2, SAMPLES = WORDS * SAMPLES_A_WORD<Sample>;
+    unsigned word[WORDS];
+};
+
+template <bool LEAST, typename Sample>
+__device__ inline Piece<Sample> chosen(const Piece<Sample>& a, const Piece<Sample>& b) {
+    Piece<Sample> found;
+#pragma unroll
+    for (int k = 0; k < Piece<Sample>::WORDS; ++k) {
+        if constexpr (sizeof(Sample) == 1) found.word[k] = extreme<Sample, LEAST>(a.word[k], b.word[k]);
+        else found.word[k] = chosen<LEAST, Sample>(a.word[k], b.word[k]);
+    }
+    return found;
+}
+
+template <typename Sample>
+__device__ inline Piece<Sample> loaded_piece(const Sample* at) {
+    const uint2 both = __ldg(reinterpret_cast<const uint2*>(at));
+    return {{both.x, both.y}};
+}
+
+// The samples that lie `by` after those of each thread, of this one and the next.
+template <typename Sample>
+__device__ inline Piece<Sample> from_next(const Piece<Sample>& own, int by) {
+    constexpr int EACH = SAMPLES_A_WORD<Sample>;
+    unsigned next[2];
+#pragma unroll
+    for (int k = 0; k < 2; ++k) next[k] = __shfl_down_sync(~0u, own.word[k], 1);
+    const bool is_half = by / EACH & 1;
+    const unsigned first = is_half ? own.word[1] : own.word[0], second = is_half ? next[0] : own.word[1], third = is_half ? next[1] : next[0];
+    if constexpr (EACH == 1) return {{first, second}};
+    const unsigned bits = by % EACH * 8 * static_cast<int>(sizeof(Sample));
+    return {{__funnelshift_r(first, second, bits), __funnelshift_r(second, third, bits)}};
+}
+
+// The windows of one thread's pieces, which it pushes SWEEP_ROWS at a time. Runs are whole batches, of as many rows as a window has, or up to
+// SWEEP_ROWS - 1 fewer: then the first windows of a run also hold all of the one before. The ring has whole batches too.
+template <typename Sample, bool LEAST>
+struct Runs {
+    using P = Piece<Sample>;
+    static constexpr int T = SWEEP_THREADS;
+    P* const ring;
+    const int slots, run, over, offset;  // over: windows that hold all of the run before; offset: to the slot where a window begins
+    int slot = 0, done;                  // where the next row goes; rows of this run
+    P prefix, whole;                     // of this run; of the one before
+
+    static __device__ P none() { return {{loser<Sample, LEAST>(), loser<Sample, LEAST>()}}; }
+
+    // The first run begins with a batch of the block's own: only windows that begin later count.
+    __device__ Runs(P* memory, int taps)
+        : ring(memory), slots(ring_slots(taps)), run(taps / SWEEP_ROWS * SWEEP_ROWS), over(taps - run - 1), offset(slots - (taps - 1)),
+          done(blockIdx.x * SWEEP_ROWS % run), prefix(none()), whole(none()) {}
+
+    // Rows become the windows that end in them.
+    __device__ void push(P (&row)[SWEEP_ROWS]) {
+        P left[SWEEP_ROWS];
+        const P* from = ring + (slot + offset) * T;
+        const P* wrapped = slot + SWEEP_ROWS == slots ? from - slots * T : from;
+#pragma unroll
+        for (int d = 0; d < SWEEP_ROWS; ++d) left[d] = (d + offset < SWEEP_ROWS ? from : wrapped)[d * T];
+#pragma unroll
+        for (int d = 0; d < SWEEP_ROWS; ++d) {
+            ring[(slot + d) * T] = row[d];
+            prefix = chosen<LEAST>(prefix, row[d]), row[d] = chosen<LEAST>(prefix, left[d]);
+        }
+        if (done == 0)
+#pragma unroll
+            for (int d = 0; d < SWEEP_ROWS - 2; ++d)
+                if (d < over) row[d] = chosen<LEAST>(row[d], whole);
+        slot += SWEEP_ROWS, done += SWEEP_ROWS;
+        if (slot == slots) slot = 0;
+        if (done == run) turn_back();
+    }
+
+    __device__ void turn_back() {
+        P suffix = none();
+        int at = slot;
+#pragma unroll 1
+        for (int rows = 0; rows < run; rows += SWEEP_ROWS) {
+            at = (at == 0 ? slots : at) - SWEEP_ROWS;
+            P row[SWEEP_ROWS];
+#pragma unroll
+            for (int d = 0; d < SWEEP_ROWS; ++d) row[d] = ring[(at + d) * T];
+#pragma unroll
+            for (int d = SWEEP_ROWS - 1; d >= 0; --d) suffix = chosen<LEAST>(suffix, row[d]), ring[(at + d) * T] = suffix;
+        }
+        whole = prefix, prefix = none(), done = 0;
+    }
+};
+
+// Of integers; and of floats whose NaN spread, without nodata. Rows of the output begin at vectors of 16 bytes, and end there.
+// OPENS: after the opposite extremes of the same windows, which are symmetric, or both lie in the image.
+// ALIGNED: rows of the input begin at such vectors too; else a thread loads the piece that holds its first sample, and gets the rest
+// from the next.
+template <typename Sample, bool LEAST, bool OPENS, bool ALIGNED>
+__global__ void __launch_bounds__(SWEEP_THREADS, 16) extreme_down(
+    const Sample* __restrict__ in, Sample* __restrict__ out, const __grid_constant__ BoxTask task, Sample cval) {
+    using P = Piece<Sample>;
+    constexpr int STEPS = OPENS ? 2 : 1, USED = ALIGNED ? SWEEP_THREADS : SWEEP_THREADS - 1;
+    extern __shared__ ulonglong2 vectors[];
+    const int lane = threadIdx.x, taps = task.taps_y, halo = STEPS * (taps - 1);
+    unsigned rest = blockIdx.x;
+    const int x = (rest % task.tiles * USED + lane) * P::SAMPLES;
+    rest /= task.tiles;
+    const int number = rest % task.bands, y0 = number * task.band, rows = min(task.band, task.out_rows - y0), total = rows + halo;
+    const long long plane = rest / task.bands;
+    if (rows <= 0) return;
+    const bool upwards = number % 2 == 1, is_used = x < task.columns && lane < USED;
+    const int on = upwards ? -1 : 1, in_y = STEPS * task.first_y + y0 + (upwards ? total - 1 : 0);
+    const int whole = task.rows - !ALIGNED;  // rows that may be read beyond their ends
+    in += plane * task.in_plane;
+    // Threads that need nothing load what others do.
+    const int column = min(x, (task.columns + (ALIGNED ? -1 : P::SAMPLES - 1)) & ~(P::SAMPLES - 1));
+    const long long in_step = on * static_cast<long long>(task.in_pitch), out_step = on * static_cast<long long>(task.out_pitch);
+    Sample* target = out + plane * task.out_plane + (y0 + (upwards ? rows - 1 : 0)) * static_cast<long long>(task.out_pitch) + x;
+
+    P coming[SWEEP_ROWS];
+    int by[SWEEP_ROWS] = {};  // samples before the thread's
+    const auto fetch = [&](int n) {
+        const int first = in_y + n * on, last = first + (SWEEP_ROWS - 1) * on;
+        const bool is_safe = min(first, last) >= 0 && max(first, last) < whole;
+        const Sample* at = in + first * static_cast<long long>(task.in_pitch) + column;
+        if (is_safe) {
+#pragma unroll
+            for (int d = 0; d < SWEEP_ROWS; ++d, at += in_step) {
+                if (!ALIGNED) by[d] = past_of(at, sizeof(P));
+                coming[d] = loaded_piece(at - by[d]);
+            }
+            return;
+        }
+#pragma unroll
+        for (int d = 0; d < SWEEP_ROWS; ++d) {
+            const int y = index_beyond(in_y + min(n + d, total - 1) * on, task.rows, task.mode_y);
+            const Sample* line = in + y * static_cast<long long>(task.in_pitch);
+            by[d] = 0;
+            if (y < 0) {
+                coming[d] = {{filled(cval), filled(cval)}};
+            } else if (ALIGNED) {
+                coming[d] = loaded_piece(line + column);
+            } else {
+#pragma unroll
+                for (int k = 0; k < P::WORDS; ++k) {
+                    coming[d].word[k] = 0;
+                    for (int i = SAMPLES_A_WORD<Sample> - 1; i >= 0; --i) {
+                        if constexpr (SAMPLES_A_WORD<Sample> > 1) coming[d].word[k] <<= 8 * sizeof(Sample);
+                        coming[d].word[k] |= bits_of(line[min(x + k * SAMPLES_A_WORD<Sample> + i, task.columns - 1)]);
+                    }
+                }
+            }
+        }
+    };
+    P* const memory = reinterpret_cast<P*>(vectors) + lane;
+    Runs<Sample, LEAST != OPENS> runs(memory, taps);
+    Runs<Sample, LEAST> then(memory + (OPENS ? runs.slots * SWEEP_THREADS : 0), taps);
+    fetch(0);
+#pragma unroll 1
+    for (int n = 0; n < total; n += SWEEP_ROWS) {
+        P row[SWEEP_ROWS];
+#pragma unroll
+        for (int d = 0; d < SWEEP_ROWS; ++d) row[d] = ALIGNED ? coming[d] : from_next(coming[d], by[d]);
+        if (n + SWEEP_ROWS < total) fetch(n + SWEEP_ROWS);
+        runs.push(row);
+        if constexpr (OPENS) then.push(row);
+#pragma unroll
+        for (int d = 0; d < SWEEP_ROWS; ++d) {
+            if (n + d < halo || n + d >= total) continue;
+#pragma unroll
+            for (int k = 0; k < P::WORDS; ++k) row[d].word[k] = settled<Sample>(row[d].word[k]);
+            if (is_used) __stcs(reinterpret_cast<uint2*>(target), uint2{row[d].word[0], row[d].word[1]});
+            target += out_step;
+        }
+    }
+}
+
+// Where samples beyond the ends of a row come from: one fold away, or the nearest.
+struct Folds {
+    int left, right, sign;  // of that at x: left + sign x, or right + sign x
+    __device__ Folds(int length, int mode) {
+        sign = mode == REFLECT || mode == MIRROR ? -1 : mode == WRAP ? 1 : 0;
+        left = mode == REFLECT ? -1 : mode == WRAP ? length : 0;
+        right = mode == REFLECT ? 2 * length - 1 : mode == MIRROR ? 2 * length - 2 : mode == WRAP ? -length : length - 1;
+    }
+    __device__ int at(int x, int length, int mode) const {
+        if (x >= 0 && x < length) return x;
+        if (mode == CONSTANT) return -1;
+        return max(0, min((x < 0 ? left : right) + sign * x, length - 1));
+    }
+};
+
+// Of windows of at least 3 SAMPLES + 2 columns. ALIGNED: rows of the input and the output begin at whole vectors.
+template <typename Sample, bool LEAST, bool ALIGNED>
+__global__ void __launch_bounds__(SWEEP_THREADS, sizeof(Sample) == 1 ? 16 : 24) extreme_along(
+    const Sample* __restrict__ in, Sample* __restrict__ out, const Sample* __restrict__ image, const __grid_constant__ BoxTask task,
+    Sample cval) {
+    using V = Vector<Sample>;
+    using Each = Column<Sample>;
+    constexpr int N = V::SAMPLES, PITCH = N + 1;  // so that threads use different banks
+    extern __shared__ ulonglong2 vectors[];
+    const int lane = threadIdx.x, slots = task.slots, mask = slots - 1;
+    Each* const suffixes = reinterpret_cast<Each*>(vectors);
+    Each* const prefixes = suffixes + PITCH * slots;
+    Each* const wholes = prefixes + PITCH * PREFIXES;
+    Each* const spans = wholes + slots;
+
+    const long long first = 2ll * (blockIdx.x / task.tiles), lines = task.planes * task.rows;
+    const int c0 = blockIdx.x % task.tiles * task.tile, c1 = min(c0 + task.tile, task.out_columns);
+    const Sample *from[2], *other[2];
+    Sample* to[2];
+    bool may_pass[2];  // what follows the row may be read
+    int past[2] = {};  // samples before the thread's results, which are stored with them
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        const long long line = min(first + i, lines - 1), plane = line / task.rows;
+        const int y = static_cast<int>(line - plane * task.rows);
+        from[i] = in + plane * task.in_plane + y * static_cast<long long>(task.in_pitch);
+        to[i] = out + plane * task.out_plane + y * static_cast<long long>(task.out_pitch);
+        other[i] = image + plane * task.image_plane + y * task.image_pitch;
+        may_pass[i] = line + 1 < lines;
+        if constexpr (!ALIGNED) past[i] = past_of(to[i] + c0);
+    }
+    // A window of a thread's columns ends in it, or in the one before, and begins `back` threads before, or one less.
+    const int base = c0 + (task.first_x & ~(N - 1)), ahead = task.first_x & (N - 1), reach = ahead + task.taps_x - 1;
+    const int back = (reach + N - 1) / N, behind = back * N - reach, far = back - 1 - task.span;
+    const Folds folds(task.columns, task.mode_x);
+
+    const auto fetch = [&](int t, V (&row)[2]) {
+        const int x = base + t * N;
+        if (x >= 0 && x + N <= task.columns) {
+#pragma unroll
+            for (int i = 0; i < 2; ++i)
+                row[i] = ALIGNED ? loaded_vector(from[i] + x) : vector_at(from[i] + x, may_pass[i] || x + 2 * N <= task.columns);
+            return;
+        }
+        int place[N];
+#pragma unroll
+        for (int j = 0; j < N; ++j) place[j] = folds.at(x + j, task.columns, task.mode_x);
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            Word<Sample> sample[N];
+#pragma unroll
+            for (int j = 0; j < N; ++j) sample[j] = bits_of(place[j] < 0 ? cval : from[i][place[j]]);
+            constexpr int EACH = SAMPLES_A_WORD<Sample>;
+#pragma unroll
+            for (int j = 0; j < N; ++j) {
+                if (j % EACH == 0) row[i].word[j / EACH] = sample[j];
+                else row[i].word[j / EACH] |= sample[j] << j % EACH * 8 * static_cast<int>(sizeof(Sample));
+            }
+        }
+    };
+    // What another thread has, or had the step before, `by` threads back.
+    const auto before = [&](const Each& now, const Each& then, int by) {
+        Each both;
+#pragma unroll
+        for (int w = 0; w < Each::WORDS; ++w) both.word[w] = lane >= SWEEP_THREADS - by ? then.word[w] : now.word[w];
+        return from_lane(both, lane - by);
+    };
+
+    V next[2], last[2] = {};
+    Each history[SPANS];  // of the spans of the step before
+#pragma unroll
+    for (int i = 0; i < SPANS; ++i)
+#pragma unroll
+        for (int w = 0; w < Each::WORDS; ++w) history[i].word[w] = loser<Sample, LEAST>();
+    fetch(lane, next);
+#pragma unroll 1
+    for (int step = 0; step < task.steps; ++step) {
+        const int t = step * SWEEP_THREADS + lane, place = c0 + (t - back) * N;
+        Each x[N], found[N];
+        to_columns<Sample>(widened(next[0]), widened(next[1]), x);
+        if (step + 1 < task.steps) fetch(t + SWEEP_THREADS, next);
+        V theirs[2] = {};
+        if (task.subtracts && place >= c0) {
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                const int at = place - past[i];
+                if (at >= 0 && at + N <= task.out_columns) theirs[i] = vector_at(other[i] + at, at + 2 * N <= task.out_columns);
+                else if (at < task.out_columns) theirs[i] = some_of(other[i], at, task.out_columns);
+            }
+        }
+        Each scan = x[N - 1], *const own_suffix = suffixes + (t & mask) * PITCH, *const own_prefix = prefixes + (t & (PREFIXES - 1)) * PITCH;
+        own_suffix[N - 1] = scan;
+#pragma unroll
+        for (int j = N - 2; j >= 0; --j) scan = chosen<LEAST>(scan, x[j]), own_suffix[j] = scan;
+        const Each whole = scan, beside = before(whole, history[0], 1);
+        wholes[t & mask] = whole, history[0] = whole;
+        // With the thread before, which all windows hold whose last is this one.
+        scan = beside;
+#pragma unroll
+        for (int j = 0; j < N; ++j) scan = chosen<LEAST>(scan, x[j]), own_prefix[j] = scan;
+        Each many = task.span > 1 ? chosen<LEAST>(whole, beside) : whole;
+#pragma unroll
+        for (int i = 1; i < SPANS; ++i) {
+            if (task.span > 1 << i) {
+                const Each now = many;
+                many = chosen<LEAST>(many, i == SPANS - 1 ? history[i] : before(now, history[i], 1 << i)), history[i] = now;
+            }
+        }
+        spans[t & mask] = many;
+        __syncwarp();
+        // Whole threads of all windows; `more`: and one before, of most.
+        const Each all = chosen<LEAST>(spans[(t - 2) & mask], spans[(t - far) & mask]);
+        const Each more = chosen<LEAST>(all, wholes[(t - back + 1) & mask]);
+        const Each *const suffix = suffixes + ((t - back) & mask) * PITCH, *const next_suffix = suffixes + ((t - back + 1) & mask) * PITCH;
+        const Each* const last_prefix = prefixes + ((t - 1) & (PREFIXES - 1)) * PITCH;
+        with_constant<0, N>(ahead, [&](auto by) {
+            constexpr int BY = decltype(by)::value;
+#pragma unroll
+            for (int j = 0; j < N; ++j)
+                found[j] = j + BY < N ? chosen<LEAST>(more, suffix[(j + BY) % N]) : chosen<LEAST>(all, next_suffix[(j + BY) % N]);
+        });
+        with_constant<0, N>(behind, [&](auto by) {
+            constexpr int BY = decltype(by)::value;
+#pragma unroll
+            for (int j = 0; j < N; ++j) found[j] = chosen<LEAST>(found[j], (j < BY ? last_prefix : own_prefix)[(j - BY + N) % N]);
+        });
+        __syncwarp();
+        V result[2];
+        to_rows<Sample>(found, result[0], result[1]);
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            V& own = result[i];
+            if constexpr (!ALIGNED) {
+                V before_it;
+                const V now = own;
+#pragma unroll
+                for (int k = 0; k < V::WORDS; ++k)
+                    before_it.word[k] = __shfl_sync(~0u, lane == SWEEP_THREADS - 1 ? last[i].word[k] : now.word[k], lane - 1);
+                if (past[i] > 0) own = shifted(before_it, now, N - past[i]);
+                last[i] = now;
+            }
+            const int at = place - past[i];
+            if (place < c0 || at >= c1 || first + i >= lines) continue;
+#pragma unroll
+            for (int k = 0; k < V::WORDS; ++k) own.word[k] = settled<Sample>(own.word[k]);
+            if (task.subtracts == 1) own = difference(theirs[i], own, 0, cval);
+            if (task.subtracts == 2) own = difference(own, theirs[i], 0, cval);
+            if (ALIGNED || (at >= c0 && at + N <= c1)) store_vector(to[i] + at, own);
+            else store_part(to[i] + c0, at - c0, own, c1 - c0);
+        }
+    }
+}
