@@ -103,7 +103,7 @@ KNOWN = [
 ]  # fmt: skip
 UNKNOWN = [
     1 << 63, -(1 << 63), None, "text", b"text", 1j, (1, None), [1], np.zeros(3, "M8[s]"), np.zeros(3, "i4,f4"), int,
-    np.datetime64(1, "s"), np.zeros(3, "S4"), np.ma.zeros(3), object(),
+    np.datetime64(1, "s"), np.zeros(3, "S4"), np.ma.zeros(3), ...,
 ]  # fmt: skip
 
 

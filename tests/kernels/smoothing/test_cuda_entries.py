@@ -39,6 +39,7 @@ VOLUMES = (
     {"shape": (11, 2903), "axes": (1,), "sizes": (5,)},
     {"shape": (11, 4091), "axes": (1,), "sizes": (5,)},
     {"shape": (89, 11), "axes": (0,), "sigmas": (1.0,)},
+    {"shape": (89, 11), "axes": (0,), "sigmas": (0.25,)},  # of bytes, too, in float32
     {"shape": (19, 211), "axes": (1,), "sigmas": (10.0,)},
     # Every stage along both axes, and both orders of splines down the columns.
     *(
