@@ -19,6 +19,7 @@ from pipeline.workloads.filters.window import (
     NoData,
     Radius,
     Size,
+    is_symmetric,
     modes,
     refused,
     sides_of,
@@ -73,16 +74,18 @@ def _apply(
             return
         kept = block[tuple(slice((n - m) // 2, (n + m) // 2) for n, m in zip(block.shape, out.shape, strict=True))]
         taken = Difference(image=kept if "hat" in operation else None, reverse=operation == "bottomhat")
-        if _is_one_step(block, edges, axes, options) and not isinstance(block, np.ndarray):
+        is_one_step = _is_one_step(block, edges, axes, options)
+        if is_one_step and not isinstance(block, np.ndarray):
             # What lies beyond rows that are as long as the block's is any.
             whole = {**options, "mode": ["reflect" if mode == "nearest" else mode for mode in options["mode"]]}
             if filters[1](block, out=out, difference=replace(taken, opens=True), **whole) is not None:
                 return
         found = filters[0](block, **options)
-        is_left = filters[0] is grey_erosion  # an erosion reaches farther to the left, a dilation to the right
-        lost = (n - m for n, m in zip(block.shape, found.shape, strict=True))
-        first = tuple(at + (each + is_left) // 2 for at, each in zip(edges.first, lost, strict=True))
-        replace(edges, first=first).extend(found, axes)
+        if not is_one_step:
+            is_left = filters[0] is grey_erosion  # an erosion reaches farther to the left, a dilation to the right
+            lost = (n - m for n, m in zip(block.shape, found.shape, strict=True))
+            first = tuple(at + (each + is_left) // 2 for at, each in zip(edges.first, lost, strict=True))
+            replace(edges, first=first).extend(found, axes)
         filters[1](found, out=out, difference=None if taken.image is None else taken, **options)
     except ValueError as error:
         raise refused(error) from error
@@ -106,7 +109,7 @@ def _of(operation: str, summary: str) -> Any:
     return image_operator(
         _apply, name=operation, given={"operation": operation}, summary=summary, tolerance=0,
         halo=partial(_halo, operation=operation), computes_in=computed_in, keeps_range="hat" not in operation,
-        keeps_rows=True, work_floats=len(_FILTERS[operation]) - 1,
+        symmetric=is_symmetric, keeps_rows=True, work_floats=len(_FILTERS[operation]) - 1,
     )  # fmt: skip
 
 

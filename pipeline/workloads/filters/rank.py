@@ -20,6 +20,7 @@ from pipeline.workloads.filters.window import (
     NoData,
     Radius,
     Size,
+    is_symmetric,
     modes,
     refused,
     sides_of,
@@ -95,6 +96,7 @@ _operator = partial(
     tolerance=0,
     keeps_range=True,
     reference=_define,
+    symmetric=is_symmetric,
     keeps_rows=True,
 )
 

@@ -62,6 +62,11 @@ def modes(block: Any, out: Any, axes: Any) -> tuple[str, ...]:
     return tuple("nearest" if out.shape[axis] == block.shape[axis] else "valid" for axis in axes)
 
 
+def is_symmetric(asked: Any) -> bool:
+    """Whether the window is the same if it is mirrored at its centre."""
+    return all(side % 2 == 1 for side in asked.size or ())
+
+
 def sides_of(asked: Any, axes: int) -> tuple[int, ...]:
     """The samples of the window along each axis, checked against the other options; ValueError names one."""
     if math.isnan(asked.cval) and asked.nan_policy == "raise":

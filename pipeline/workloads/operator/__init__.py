@@ -64,6 +64,7 @@ def image_operator(
     tolerance: float | Callable[[Any], float] | None = None,
     keeps_range: bool | Callable[[Any], bool] = False,
     anchored: bool | Callable[[Any], bool] = False,
+    symmetric: bool | Callable[[Any], bool] = False,
     keeps_rows: bool = False,
     work_floats: float | Callable[[Any], float] = 0,
     missing_as_nan: bool | Callable[[Any], bool] = False,
@@ -100,6 +101,8 @@ def image_operator(
                 parameters that returns whether it does
     anchored  : the result depends on where the block lies (`edges.first`), such as that of a decimated filter; or a
                 function of the parameters that returns whether it does
+    symmetric : the result of a mirrored image is the mirrored result, bit for bit, so that a chain need not extend it
+                beyond mirrored edges; or a function of the parameters that returns whether it is
     keeps_rows : a function that fills `out` also takes it as long as the block along some axes; its results may be
                 anything where the block lacks samples (`pipeline.workloads.filters.window.modes`)
     work_floats : how many float32 numbers (float64 if blocks are) f keeps for each sample of a block, besides the
@@ -124,7 +127,7 @@ def image_operator(
         audited: dict[str, Any] = {"reference": reference, "tolerance": tolerance, "keeps_range": keeps_range}
         further: dict[str, Any] = {"given": given or {}, "anchored": anchored, "keeps_rows": keeps_rows}
         further |= {"missing_as_nan": missing_as_nan, "work_floats": work_floats}
-        further["remarks"] = remarks
+        further |= {"symmetric": symmetric, "remarks": remarks}
         made = Definition(name=name or function.__name__, function=function, **options, **audited, **further)
         return ImageOperator(made, summary)
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kernels.rank.task import SYMMETRIC
 from pipeline.codecs.packed import PackedBlocks
 from pipeline.errors import OutputError, ParameterError
 from pipeline.formats import image as images
@@ -251,7 +252,8 @@ class OperatorJob:
             if not is_last:
                 halo, shape = self._halos[index + 1], self.header.shape
                 edges = Edges(first=wanted.start, halo=halo, shape=shape, mode=asked.mode, cval=asked.cval)
-                edges.extend(out, range(out.ndim))
+                if asked.mode not in SYMMETRIC or not step.is_symmetric:
+                    edges.extend(out, range(out.ndim))
                 if self._kept is not None and index == self._kept[0] and len(outputs) > 1:
                     outputs[1][...] = out[_within(region, wanted)]
             samples, held = out, wanted

@@ -45,6 +45,7 @@ class Definition:
     keeps_range: bool | Callable[[Any], bool] = False
     given: Mapping[str, Any] = field(default_factory=dict)
     anchored: bool | Callable[[Any], bool] = False
+    symmetric: bool | Callable[[Any], bool] = False
     keeps_rows: bool = False
     work_floats: float | Callable[[Any], float] = 0
     missing_as_nan: bool | Callable[[Any], bool] = False
@@ -140,6 +141,12 @@ class Step:
         """Whether its result depends on where a block lies."""
         anchored = self.definition.anchored
         return anchored(self.parameters) if callable(anchored) else anchored
+
+    @property
+    def is_symmetric(self) -> bool:
+        """Whether the result of a mirrored image is the mirrored result."""
+        symmetric = self.definition.symmetric
+        return symmetric(self.parameters) if callable(symmetric) else symmetric
 
     def _dtype(self, source: np.dtype[Any]) -> np.dtype[Any]:
         declared = self.definition.dtype

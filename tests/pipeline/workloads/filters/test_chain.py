@@ -32,6 +32,7 @@ def _installed(monkeypatch: pytest.MonkeyPatch) -> None:
 CHAINS: dict[str, Any] = {
     "median size=3": ("median", {"size": 3}),
     "tophat size=4,6": ("tophat", {"size": (4, 6)}),
+    "tophat size=5,3": ("tophat", {"size": (5, 3)}),
     "gaussian sigma=1.5": ("smooth", {"filter": "gaussian", "sigma": 1.5}),
     "gaussian sigma=9": ("smooth", {"filter": "gaussian", "sigma": 9}),
     "gaussian sigma=2 order=1,0": ("smooth", {"filter": "gaussian", "sigma": 2, "order": (1, 0)}),
@@ -50,7 +51,7 @@ CHAINS: dict[str, Any] = {
         ("median size=3", "tophat size=4,6", "gaussian sigma=1.5"),
         ("ahead weight=0.25", "box size=4", "minimum size=2 axes=X"),
         ("gaussian sigma=9", "close footprint=disk radius=2", "dog sigma=1"),
-        ("median size=3", "box size=4", "gaussian sigma=2 order=1,0"),
+        ("median size=3", "tophat size=5,3", "gaussian sigma=2 order=1,0"),
     ],
     ids=["median", "ahead", "wide", "derivative"],
 )
