@@ -140,10 +140,13 @@ def stored_together(files: ChunkFiles, places: Sequence[Place]) -> Iterator[Stor
             begins, at = heads if array.index is None else heads[:, :0], np.array(name_at, np.int64)
             loops.open_files(found, begins, np.frombuffer(names, np.uint8), at, folder, resolve)
         within = np.array(places, np.int64) % np.array(array.per_file, np.int64)
-        for (descriptor, nbytes), rows in zip(found.tolist(), rows_of.values(), strict=True):
-            chunks_at[rows, 0], chunks_at[rows, 2] = descriptor, nbytes if descriptor >= 0 else -1
-            if array.index is not None and descriptor >= 0:
-                chunks_at[rows, 1:] = files.spans(descriptor, places[rows[0]], within[rows])
+        # Not file by file: NumPy gives up the interpreter's lock at each.
+        chunks_at[np.concatenate([*rows_of.values()]), ::2] = np.repeat(found, [*map(len, rows_of.values())], axis=0)
+        chunks_at[chunks_at[:, 0] < 0, 2] = -1
+        if array.index is not None:
+            for descriptor, rows in zip(found[:, 0].tolist(), rows_of.values(), strict=True):
+                if descriptor >= 0:
+                    chunks_at[rows, 1:] = files.spans(descriptor, places[rows[0]], within[rows])
         if np.any(found[:, 0] == loops.FAULT) or np.any(chunks_at[:, 2] > array.codec.limits[-1]):
             raise NotPackedError("a file that does not open, or a chunk that is too long")
         if array.index is not None:
