@@ -73,8 +73,12 @@ class UniverseTrajectory(Trajectory):
         self._release = weakref.finalize(self, held.close)
         self._universe: Any = None
         try:
-            self._offsets, is_cut = _frame_offsets(self._source)
-            _refuse_damaged_frame(self._source, self._offsets, 0)
+            self._offsets, is_cut = list[int](), False
+            if self._source.suffix.lower() in _INDEXED:
+                # Kept open, since the path may name another file later.
+                self._file = held.enter_context(closing(PositionalFile(self._source)))
+                self._offsets, is_cut = _frame_offsets(self._source, self._file)
+                self._refuse_damaged_frame(0)
             self._universe = _universe(topology, trajectory, held)
             if not hasattr(self._universe, "trajectory"):
                 raise InputError(f"{topology}: {_NO_COORDINATES}")
@@ -104,7 +108,7 @@ class UniverseTrajectory(Trajectory):
                 f"{self._source}: truncated: the file ends within frame {index}; copy it again, or choose those before "
                 f"it with --frames ::{index}"
             )
-        _refuse_damaged_frame(self._source, self._offsets, index)
+        self._refuse_damaged_frame(index)
         with self._reading, _translated(self._source, f", frame {index}"):
             step = self._universe.trajectory[index]
             if not step.has_positions:  # a TRR may hold velocities alone
@@ -113,6 +117,16 @@ class UniverseTrajectory(Trajectory):
             dimensions = None if step.dimensions is None else np.array(step.dimensions, np.float64)
         require_finite(self._source, "position", coordinates, f"frame {index}, atom")
         return Frame(coordinates=coordinates, cell=self._cell(index, dimensions))
+
+    def _refuse_damaged_frame(self, index: int) -> None:
+        """InputError if the packed coordinates of an XTC's frame are damaged: at some, MDAnalysis ends the process."""
+        if self._source.suffix.lower() != ".xtc" or index + 1 >= len(self._offsets):
+            return
+        if not xtc.is_whole(self._file.head(self._offsets[index + 1] - self._offsets[index], self._offsets[index])):
+            raise InputError(
+                f"{self._source}, frame {index}: its coordinates are damaged; copy the file again, or leave the frame "
+                "out with --frames"
+            )
 
     def close(self) -> None:
         with suppress(AttributeError):  # no universe, or one without coordinates
@@ -194,41 +208,26 @@ def _cell_of_pqr(source: Path) -> Array | None:
         return stated_cell(source, opened.read())
 
 
-def _frame_offsets(path: Path) -> tuple[list[int], bool]:
+def _frame_offsets(path: Path, file: PositionalFile) -> tuple[list[int], bool]:
     """The offsets of a TRR's or XTC's whole frames and of their end, and whether a part of a frame follows.
 
     Raises InputError if the header of a frame is damaged. At some, MDAnalysis divides by zero or writes beyond its
     memory, which ends the process, or takes the coordinates of the frame before.
     """
-    form = {".trr": (_TRR_HEAD, _trr_frame_bytes), ".xtc": (xtc.HEAD, xtc.frame_bytes)}.get(path.suffix.lower())
-    if form is None:
-        return [], False
-    (layout, frame_bytes), offsets, atoms = form, [0], None
-    with closing(PositionalFile(path)) as file:
-        while len(head := file.head(layout.size, offsets[-1])) == layout.size:
-            count, length = frame_bytes(layout.unpack(head))
-            if length is None or count != (atoms or count):
-                raise InputError(f"{path}, frame {len(offsets) - 1}: its header is damaged; copy the file again")
-            if offsets[-1] + length > file.size:
-                break
-            offsets.append(offsets[-1] + length)
-            atoms = count
-        if len(offsets) == 1 and file.size:  # MDAnalysis would believe its number of atoms
-            raise InputError(f"{path}: truncated: the file ends within its first frame; copy it again")
-        return offsets, offsets[-1] < file.size
-
-
-def _refuse_damaged_frame(path: Path, offsets: list[int], index: int) -> None:
-    """InputError if the packed coordinates of an XTC's frame are damaged: at some, MDAnalysis ends the process."""
-    if path.suffix.lower() != ".xtc" or index + 1 >= len(offsets):
-        return
-    with closing(PositionalFile(path)) as file:
-        frame = file.head(offsets[index + 1] - offsets[index], offsets[index])
-    if not xtc.is_whole(frame):
-        raise InputError(
-            f"{path}, frame {index}: its coordinates are damaged; copy the file again, or leave the frame out with "
-            "--frames"
-        )
+    is_trr = path.suffix.lower() == ".trr"
+    layout, frame_bytes = (_TRR_HEAD, _trr_frame_bytes) if is_trr else (xtc.HEAD, xtc.frame_bytes)
+    offsets, atoms = [0], None
+    while len(head := file.head(layout.size, offsets[-1])) == layout.size:
+        count, length = frame_bytes(layout.unpack(head))
+        if length is None or count != (atoms or count):
+            raise InputError(f"{path}, frame {len(offsets) - 1}: its header is damaged; copy the file again")
+        if offsets[-1] + length > file.size:
+            break
+        offsets.append(offsets[-1] + length)
+        atoms = count
+    if len(offsets) == 1 and file.size:  # MDAnalysis would believe its number of atoms
+        raise InputError(f"{path}: truncated: the file ends within its first frame; copy it again")
+    return offsets, offsets[-1] < file.size
 
 
 def _trr_frame_bytes(head: tuple[Any, ...]) -> tuple[int, int | None]:

@@ -5,6 +5,7 @@ import struct
 import sys
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 from pipeline.errors import InputError, ParameterError
 from pipeline.formats.charges import open_point_charges
 from pipeline.formats.charges.mdanalysis import _frame_offsets
+from pipeline.storage.positional import PositionalFile
 from tests.pipeline.formats.charges.real_molecules import real_molecule
 from tests.pipeline.formats.image.contract import input_error, one_line
 
@@ -230,7 +232,8 @@ def test_the_damaged_header_of_a_frame_of_an_xtc(
     path = tmp_path / "a.xtc"
     two = len(written(path, places[:2]).read_bytes())
     whole = written(path, places).read_bytes()
-    _frame_offsets(path)
+    with closing(PositionalFile(path)) as file:
+        _frame_offsets(path, file)
     # The mark and both counts of atoms; the precision, the last of the least integers, small differences and bytes.
     faults = [(0, 1994), (4, -1), (4, 0), (52, -1), (52, count + 1)]
     faults += [(56, 0), (56, -1), (68, 1 << 30), (84, 8), (84, 73), (88, 0), (88, 1 << 30)] if count > 9 else []
