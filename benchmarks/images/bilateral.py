@@ -10,6 +10,7 @@ import argparse
 import ctypes
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,21 +26,7 @@ WORKS = [
     *((dtype, (size, size)) for size in (5, 9) for dtype in ("uint8", "uint16", "float32")),
     *((dtype, (size,) * 3) for size in (3, 5) for dtype in ("uint16", "float32")),
 ]
-WINDOW = """
-extern "C" __global__ void %(name)s(%(parameters)s) {
-    %(begin)s
-    float total = 0, weights = 0;
-    for (int dz = -%(deep)d; dz <= %(deep)d; ++dz)
-        for (int dy = -%(radius)d; dy <= %(radius)d; ++dy)
-            for (int dx = -%(radius)d; dx <= %(radius)d; ++dx) {
-                const float value = %(value)s, apart = value - centre;
-                const float far = (dx * dx + dy * dy + dz * dz) * %(by_place).9ef;
-                const float weight = __expf(apart * apart * %(by_value).9ef + far);
-                total += weight * value;
-                weights += weight;
-            }
-    %(end)s
-}"""
+SOURCE = Path(__file__).with_suffix(".cu")
 TYPES = {"uint8": "unsigned char", "uint16": "unsigned short", "float32": "float"}
 
 
@@ -129,41 +116,28 @@ def _npp(image: Any, sizes: tuple[int, ...], sigma_range: float) -> Run | None:
     return run
 
 
-def _code(sizes: tuple[int, ...], sigma_range: float, **parts: str) -> str:
-    return WINDOW % {
-        "deep": sizes[0] // 2 if len(sizes) == 3 else 0, "radius": sizes[-1] // 2,
-        "by_value": -0.5 / sigma_range**2, "by_place": -0.5 / SIGMA**2, **parts,
+def _code(image: Any, sizes: tuple[int, ...], sigma_range: float) -> str:
+    macros = {
+        "Sample": TYPES[image.dtype.name], "ROUND": "rintf" if image.dtype.kind != "f" else "",
+        "DEEP": sizes[0] // 2 if len(sizes) == 3 else 0, "RADIUS": sizes[-1] // 2,
+        "BY_VALUE": f"({-0.5 / sigma_range**2:.9e}f)", "BY_PLACE": f"({-0.5 / SIGMA**2:.9e}f)",
     }  # fmt: skip
+    return "".join(f"#define {name} {value}\n" for name, value in macros.items()) + SOURCE.read_text()
 
 
 def _generic(image: Any, sizes: tuple[int, ...], sigma_range: float) -> Run:
     import cupy
     from cupyx.scipy.ndimage import generic_filter
 
-    rounded = "rintf(total / weights)" if image.dtype.kind != "f" else "total / weights"
-    code = _code(
-        sizes, sigma_range, name="of_window", parameters="double* window, int count, double* result",
-        begin="const float centre = window[count / 2]; int at = 0;", value="window[at++]", end=f"*result = {rounded};",
-    )  # fmt: skip
-    kernel = cupy.RawKernel(code, "of_window")
+    kernel = cupy.RawKernel(_code(image, sizes, sigma_range), "of_window")
     return lambda: generic_filter(image, kernel, sizes, mode="nearest")
 
 
 def _plain(image: Any, sizes: tuple[int, ...], sigma_range: float) -> Run:
     import cupy
 
-    sample, (planes, rows, columns) = TYPES[image.dtype.name], ((1,) * (3 - image.ndim) + image.shape)
-    rounded = "rintf(total / weights)" if image.dtype.kind != "f" else "total / weights"
-    clamped = "AT(min(max(z + dz, 0), planes - 1), min(max(y + dy, 0), rows - 1), min(max(x + dx, 0), columns - 1))"
-    code = _code(
-        sizes, sigma_range, name="of_pixel", value=f"in[{clamped}]",
-        parameters=f"const {sample}* __restrict__ in, {sample}* __restrict__ out, int planes, int rows, int columns",
-        begin="const int x = blockIdx.x * 32 + threadIdx.x, y = blockIdx.y * 8 + threadIdx.y, z = blockIdx.z; "
-        "if (x >= columns || y >= rows) return; const float centre = in[AT(z, y, x)];",
-        end=f"out[AT(z, y, x)] = {rounded};",
-    )  # fmt: skip
-    code = "#define AT(z, y, x) ((static_cast<long long>(z) * rows + (y)) * columns + (x))\n" + code
-    kernel, out = cupy.RawKernel(code, "of_pixel"), cupy.empty_like(image)
+    planes, rows, columns = (1,) * (3 - image.ndim) + image.shape
+    kernel, out = cupy.RawKernel(_code(image, sizes, sigma_range), "of_pixel"), cupy.empty_like(image)
 
     def run() -> Any:
         kernel((-(-columns // 32), -(-rows // 8), planes), (32, 8), (image, out, planes, rows, columns))
