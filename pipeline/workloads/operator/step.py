@@ -52,6 +52,11 @@ class Definition:
     remarks: Callable[..., Mapping[str, str]] | None = None
 
 
+def _declared(value: Any, parameters: OperatorParameters) -> Any:
+    """What was declared as a value, or as a function of the parameters."""
+    return value(parameters) if callable(value) else value
+
+
 class Step:
     """An operator with its parameters, on images of a known header.
 
@@ -79,10 +84,9 @@ class Step:
         self.remarks: dict[str, Any] = dict(extents)
         self._take_nodata(source)
         self.header = source
-        keeps_range = definition.keeps_range
         # Any number, 0 above all, may be a difference: their missing samples are NaN.
         self._marked = self._nodata
-        if not (keeps_range(parameters) if callable(keeps_range) else keeps_range):
+        if not _declared(definition.keeps_range, parameters):
             self.header = source.of_other_values(self._dtype(source.dtype))
             if self._nodata is not None and definition.dtype is not None:
                 self.header, self._marked = missing_is_nan(self.header), None
@@ -90,8 +94,7 @@ class Step:
         self._within = source.dtype if definition.computes_in is None else definition.computes_in(source.dtype)
         if self._nodata is not None:
             self._within = computed_in_floats(source.dtype) if source.dtype.kind == "f" else np.dtype(np.float64)
-        floats = definition.work_floats
-        self.work_bytes: float = floats(self.parameters) if callable(floats) else floats
+        self.work_bytes: float = _declared(definition.work_floats, self.parameters)
         self.work_bytes *= 8 if self._within == np.float64 else 4
         if self._within != source.dtype:
             self.work_bytes += 2 * self._within.itemsize * (1 if self._nodata is None else 2)
@@ -139,14 +142,12 @@ class Step:
     @property
     def is_anchored(self) -> bool:
         """Whether its result depends on where a block lies."""
-        anchored = self.definition.anchored
-        return anchored(self.parameters) if callable(anchored) else anchored
+        return bool(_declared(self.definition.anchored, self.parameters))
 
     @property
     def is_symmetric(self) -> bool:
         """Whether the result of a mirrored image is the mirrored result."""
-        symmetric = self.definition.symmetric
-        return symmetric(self.parameters) if callable(symmetric) else symmetric
+        return bool(_declared(self.definition.symmetric, self.parameters))
 
     def _dtype(self, source: np.dtype[Any]) -> np.dtype[Any]:
         declared = self.definition.dtype
