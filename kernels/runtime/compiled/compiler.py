@@ -21,7 +21,8 @@ from numba.core.types.containers import BaseTuple
 from numba.core.types.misc import unliteral
 from numba.np.numpy_support import as_dtype
 
-from kernels.runtime import compiling, machine_code
+from kernels.runtime import compiling
+from kernels.runtime.compiled import machine_code
 
 # It registers types. Later, in a thread's first call, that would break other threads' look-ups, which take no lock.
 import_module("numba.experimental.function_type")

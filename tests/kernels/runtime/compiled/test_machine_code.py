@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from kernels.runtime import compiler, machine_code
+from kernels.runtime.compiled import compiler, machine_code
 
 MODULE = """
 from typing import NamedTuple
