@@ -15,7 +15,7 @@ from pipeline.engine.run import run_job
 from pipeline.errors import AuditError, InputError, ParameterError, StorageError
 from pipeline.workloads.mri import audit as mri_audit
 from pipeline.workloads.mri.parameters import MriParameters
-from pipeline.workloads.mri.series import affine_of
+from pipeline.workloads.mri.series.header import affine_of
 from tests.images import read_image
 from tests.kernels.sense.phantom import coil_maps, definition, image, normalised_error
 from tests.pipeline.formats.kspace.raw_mri import (
