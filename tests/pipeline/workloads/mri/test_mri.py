@@ -273,7 +273,7 @@ def test_samples_that_changed_are_another_input_however_their_pair_is_named(tmp_
     samples = tmp_path / "k.cfl"
     samples.write_bytes((100 * np.fromfile(samples, np.complex64)).tobytes())
     planned, run_options = job(tmp_path / named, tmp_path / "out.npy", resume=True, device=CpuDevice(1), **options)
-    with pytest.raises(ParameterError, match=r"of another job \(input\."):
+    with pytest.raises(ParameterError, match=r"k\.cfl has changed since"):
         run_job(planned, run_options)
     assert planned.spec.input == samples
 
