@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tifffile
 
+from pipeline.cli.many import _result_line
 from pipeline.engine import many
 from tests import commands
 from tests.commands import COMMAND
@@ -106,6 +107,16 @@ def test_the_result_line_counts_the_samples_checked_in_files_that_run_alone(fold
     alone = [json.loads((folder / f"out/z{number}.zarr.receipt.json").read_text()) for number in range(2)]
     assert [len(run["jobs"]), code] == [1, 0]
     assert f"{sum(job['audit']['samples'] for job in (*run['jobs'], *alone)):,} samples checked" in out
+
+
+@pytest.mark.parametrize(
+    ("done", "seconds", "said"),
+    [(1, 1.02, "1 file on cpu in 1.02 s (1 file/s)"), (1, 4, "(0.2 files/s)"), (3, 2, "(1.5 files/s)"),
+     (2, 1, "(2 files/s)"), (9_950, 1, "(9,950 files/s)")],
+)  # fmt: skip
+def test_the_rate_of_slow_runs_is_not_rounded_to_none(tmp_path, done, seconds, said):
+    receipt = {"output": tmp_path, "device": {"name": "cpu"}, "wall_seconds": seconds, "published": done, "skipped": 0}
+    assert said in _result_line({**receipt, "failed": 0, "jobs": [], "files": []})
 
 
 def test_patterns_and_several_arguments_name_files_once(folder, millrace):
