@@ -90,7 +90,8 @@ def _result_line(receipt: Mapping[str, Any]) -> str:
     rate_shown = f"{rate:,.0f}" if rate >= 9.95 else f"{rate:.1f}".removesuffix(".0")
     return (
         f"{receipt['output']}: {counted(done, 'file')} on {receipt['device']['name']} in {seconds:.2f} s "
-        f"({rate_shown} {'file' if rate_shown == '1' else 'files'}/s){skipped}{failed}; {counted(checked, 'sample')} checked"
+        f"({rate_shown} {'file' if rate_shown == '1' else 'files'}/s){skipped}{failed}; "
+        f"{counted(checked, 'sample')} checked"
     )
 
 

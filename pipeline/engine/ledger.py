@@ -119,12 +119,8 @@ class Ledger:
         for key, now in identity.items():
             then = found.get(key, _ABSENT)
             if then != now:
-                if (
-                    key == "input"
-                    and isinstance(then, dict)
-                    and then.keys() == now.keys()
-                    and then["path"] == now["path"]
-                ):
+                is_version = key == "input" and isinstance(then, dict) and then.keys() == now.keys()
+                if is_version and then["path"] == now["path"]:
                     raise ParameterError(
                         f"--resume: {now['path']} has changed since the interrupted run: then {_contents(then)}, now "
                         f"{_contents(now)}; run again without --resume, or restore the input"
