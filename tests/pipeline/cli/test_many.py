@@ -170,6 +170,7 @@ def test_one_file_into_a_folder(folder, millrace, name):
         (("empty", "out"), "empty: holds no image"),
         (("in", "file"), "in: is a folder; name a folder for the results, not the file file"),
         (("in/*.tif", "new.tif"), "several inputs; name a folder for the results, not the file new.tif"),
+        (("in/i0.tif", "new.tif", "--output", "{stem}.tif"), "--output belongs to several inputs; name a folder"),
         (("in", "in"), "in/i0.tif is an input itself: give --output"),
         (("in", "out", "--output", "same.tif"), "in/i0.tif and in/i1.tif would both become out/same.tif"),
         (("in", "out", "--output", "{stem}{date}"), "--output {stem}{date}: {date} is none of {stem}"),
