@@ -80,8 +80,7 @@ def run(image: Any, windows: Sequence[Window], cval: float, out: Any, stream: An
     strip = _Strip(view, radius, aligned=picture.aligned)
     picture.bands = -(-picture.out_rows // strip.rows)
     resident = min(strip.blocks, blocks_a_multiprocessor(strip.shared_bytes)) * multiprocessors()
-    tail = tuning.WORDS_NEAR_TAIL if radius <= words.COARSE_RADIUS else tuning.TAIL
-    cost = PieceCost(unit=strip.chunk, begin=tuning.WORDS_START_CHUNKS * strip.chunk, tail=tail)
+    cost = PieceCost(unit=strip.chunk, begin=tuning.WORDS_START_CHUNKS * strip.chunk, tail=tuning.WORDS_TAIL)
     tiles = partition(picture.out_row_samples // view.channels, view.planes * picture.bands, resident, cost)
     picture.tiles = tiles.pieces
     kernel("smoothing", _entry(view.channels, radius, picture.aligned)).launch(
