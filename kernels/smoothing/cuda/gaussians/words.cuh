@@ -29,7 +29,8 @@
 // bytes, of which products of half the depth take as long), for reaches of 8, 16, 24 and 32:
 //   bytes         4 N                                                     192 us
 //   products      N times 352, 576, 704 and 928 multiply-adds             116 us, 190 us, 232 us, 305 us
-//   instructions  INSTRUCTIONS
+//   instructions  117 M and 147 M of warps (ncu, reaches of 8 and 16)    125 us, 157 us
+// Measured for reaches of 8, 16 and 24: 301, 404 and 558 us.
 // Source: our own; the banded products are those of `tensor`.
 
 constexpr int WORDS_WARPS = 4, WORDS_THREADS = 32 * WORDS_WARPS, WORDS_ROWS = 16 * WORDS_WARPS;
@@ -142,7 +143,8 @@ struct WordsInput {
             const long long stride = 2 * AT_ONCE * static_cast<long long>(picture.row_samples);
 #pragma unroll
             for (int i = 0; i < Shape::SEEN_ROWS; i += AT_ONCE, source += stride)
-                if (i + AT_ONCE <= Shape::SEEN_ROWS || to < LAST) copy_16_bytes<256>(samples + to + slot + i * Shape::PITCH, source);
+                if (i + AT_ONCE <= Shape::SEEN_ROWS || to < LAST)
+                    copy_16_bytes<256>(samples + to + slot + i * Shape::PITCH, source);
             return;
         }
         const unsigned short* source = start_of(first + row, x);
@@ -198,7 +200,8 @@ struct WordsOutput {
 
     // Writes at most `positions` from position `x` on, which may be the block's first.
     __device__ void store(int x, int positions, bool first) const {
-        if (rows < 16 || positions < 16 + !ALIGNED || (!ALIGNED && first)) store_ends(x, min(positions, 16), first, positions <= 16);
+        if (rows < 16 || positions < 16 + !ALIGNED || (!ALIGNED && first))
+            store_ends(x, min(positions, 16), first, positions <= 16);
         else if (from >= 0) {
             unsigned short* line = to + x * CHANNELS;
             constexpr int LAST = 16 % AT_ONCE * Shape::RESULT_PITCH;  // only rows before this have one more to do
@@ -302,8 +305,8 @@ words(const unsigned short* __restrict__ in, unsigned short* __restrict__ out, P
     unsigned short* warp_out = out + (area.plane * picture.out_rows + warp_y) * picture.out_row_samples;
     const WordsOutput<Shape, CHANNELS, ALIGNED> output(results, warp_out, picture.out_rows - warp_y, picture.out_row_samples);
 
-    // Where the lane's samples begin in a slot: rows 2 `place` and the next, of positions 2 `group` and the next. Of rows that are
-    // not aligned, the two have shifts of their own.
+    // Where the lane's samples begin in a slot: rows 2 `place` and the next, of positions 2 `group` and the next. Of rows that
+    // are not aligned, the two have shifts of their own.
     const int lane_row = 16 * warp + 2 * place, x_first = x_begin + picture.centre_x / CHANNELS - RADIUS - 16;
     int from[2];
     unsigned selector[2] = {0x3210u, 0x3210u};
@@ -345,17 +348,21 @@ words(const unsigned short* __restrict__ in, unsigned short* __restrict__ out, P
                 unsigned words[2][CHANNELS + 1];
 #pragma unroll
                 for (int row = 0; row < 2; ++row) {
-                    const unsigned* source = reinterpret_cast<const unsigned*>(samples + from[row] + at + (16 * block + 8 * half) * Shape::PITCH);
+                    const unsigned char* begin = samples + from[row] + at + (16 * block + 8 * half) * Shape::PITCH;
+                    const unsigned* source = reinterpret_cast<const unsigned*>(begin);
 #pragma unroll
                     for (int i = 0; i < CHANNELS + !ALIGNED; ++i) words[row][i] = source[i];
                     if (!ALIGNED)
 #pragma unroll
-                        for (int i = 0; i < CHANNELS; ++i) words[row][i] = __byte_perm(words[row][i], words[row][i + 1], selector[row]);
+                        for (int i = 0; i < CHANNELS; ++i)
+                            words[row][i] = __byte_perm(words[row][i], words[row][i + 1], selector[row]);
                 }
 #pragma unroll
                 for (int i = 0; i < CHANNELS; ++i) {
-                    columns[2 * i / CHANNELS][2 * i % CHANNELS][block][half] = __byte_perm(words[0][i], words[1][i], 0x5410);
-                    columns[(2 * i + 1) / CHANNELS][(2 * i + 1) % CHANNELS][block][half] = __byte_perm(words[0][i], words[1][i], 0x7632);
+#pragma unroll
+                    for (int k = 2 * i; k < 2 * i + 2; ++k)
+                        columns[k / CHANNELS][k % CHANNELS][block][half] =
+                            __byte_perm(words[0][i], words[1][i], k % 2 ? 0x7632 : 0x5410);
                 }
             }
         if (flip != 0)
@@ -374,9 +381,10 @@ words(const unsigned short* __restrict__ in, unsigned short* __restrict__ out, P
 #pragma unroll
                     for (int i = 0; i < 2; ++i) {
                         const auto upper = [&](int k) { return __byte_perm(columns[i][c][k][0], columns[i][c][k][1], 0x7531); };
+                        const unsigned* alone = &top[0][0] + 2 * block;
                         if (limb > 0) signed_by_bytes(sum[c][i], factor, columns[i][c][block][0], columns[i][c][block][1]);
-                        else if (block + 1 < SEEN) signed_by_bytes(sum[c][i], &top[0][0] + 2 * block, upper(block), upper(block + 1));
-                        else signed_by_bytes(sum[c][i], top[block], upper(block));
+                        else if (block + 1 < SEEN) signed_by_bytes(sum[c][i], alone, upper(block), upper(block + 1));
+                        else signed_by_bytes(sum[c][i], alone, upper(block));
                     }
             }
 #pragma unroll
@@ -390,11 +398,12 @@ words(const unsigned short* __restrict__ in, unsigned short* __restrict__ out, P
         for (int c = 0; c < CHANNELS; ++c)
 #pragma unroll
             for (int row = 0; row < 2; ++row) {
-                const unsigned four[4] = {static_cast<unsigned>(sum[c][0][2 * row]), static_cast<unsigned>(sum[c][1][2 * row]),
-                                          static_cast<unsigned>(sum[c][0][2 * row + 1]), static_cast<unsigned>(sum[c][1][2 * row + 1])};
-                const unsigned one = __byte_perm(four[0], four[1], 0x7362), other = __byte_perm(four[2], four[3], 0x7362);
-                const unsigned bytes[3] = {__byte_perm(one, other, 0x7632), __byte_perm(one, other, 0x5410),
-                                           __byte_perm(__byte_perm(four[0], four[1], 0x5151), __byte_perm(four[2], four[3], 0x5151), 0x5410) & 0xFEFEFEFEu};
+                const auto pair_of = [&](int k, int bytes) {
+                    return __byte_perm(sum[c][0][2 * row + k], sum[c][1][2 * row + k], bytes);
+                };
+                const unsigned one = pair_of(0, 0x7362), other = pair_of(1, 0x7362);
+                const unsigned low = __byte_perm(pair_of(0, 0x5151), pair_of(1, 0x5151), 0x5410) & 0xFEFEFEFEu;
+                const unsigned bytes[3] = {__byte_perm(one, other, 0x7632), __byte_perm(one, other, 0x5410), low};
 #pragma unroll
                 for (int k = 0; k < 3; ++k) {
 #pragma unroll
@@ -404,7 +413,8 @@ words(const unsigned short* __restrict__ in, unsigned short* __restrict__ out, P
             }
     };
 
-    const int past = ALIGNED ? 0 : samples_past(warp_out + group * static_cast<long long>(picture.out_row_samples) + x_begin * CHANNELS);
+    const unsigned short* lane_out = warp_out + group * static_cast<long long>(picture.out_row_samples) + x_begin * CHANNELS;
+    const int past = ALIGNED ? 0 : samples_past(lane_out);
     unsigned char* result = results + opaque(group * Shape::RESULT_PITCH + 8 * place * CHANNELS + 2 * past);
     // Sums 16 positions of all channels along their rows.
     const auto sum_across = [&] {
@@ -420,7 +430,8 @@ words(const unsigned short* __restrict__ in, unsigned short* __restrict__ out, P
                     for (int k = 0; k <= order; ++k)
 #pragma unroll
                         for (int pair = 0; pair < PAIRS; ++pair)
-                            bytes_by_signed(sum[c][part], quads[c][k * PAIRS + pair], factor(order - k, 2 * pair), factor(order - k, 2 * pair + 1));
+                            bytes_by_signed(sum[c][part], quads[c][k * PAIRS + pair], factor(order - k, 2 * pair),
+                                            factor(order - k, 2 * pair + 1));
                     if constexpr (ODD) {
                         const unsigned(*last)[4] = &quads[c][3 * PAIRS];
                         if (order == 0) bytes_by_signed(sum[c][part], last[0], factor(0, SEEN - 1));
