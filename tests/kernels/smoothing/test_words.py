@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from numpy.testing import assert_array_equal
 
 from kernels.smoothing import MODES, cpu, gaussian_filter
 from kernels.smoothing.cases import CONTENTS, Case
+from kernels.smoothing.cpu.words import column_parameters
 from kernels.smoothing.weights import WEIGHT_ONE
 from kernels.smoothing.window import Window, gaussian_radius, gaussian_windows
 from kernels.smoothing.words import (
@@ -87,6 +89,20 @@ def test_every_factor_fits_and_every_sum_is_exact() -> None:
         for each in (first, second):
             low, middle, top = (over_all(np.abs(part)) * 255 for part in (each.lower, each.middle, each.top))
             assert (middle + top) * 256 + low + middle + top + each.bias < 1 << 31, story
+
+
+def test_sums_of_groups_on_a_cpu_fit() -> None:
+    for story, *_, (_, across) in accepted():
+        second = second_weights(across)
+        _, _, groups, *_ = column_parameters(across)
+        if not second.finer:
+            assert groups.tolist() == [1, second.top.size], story
+            continue
+        pairs = np.abs(second.upper) * 32768 + np.abs(second.lower) * 255 + 254 * second.top
+        for group, (begin, end) in enumerate(pairwise(groups.tolist())):
+            centre = group == 0  # the first group has it, too
+            assert 2 * pairs[begin:end].sum() + centre * pairs[0] <= (1 << 31) - 512, story
+            assert 2 * 127 * second.top[begin:end].sum() + centre * 127 * second.top[0] < 1 << 16, story
 
 
 def weighted(weights: WordWeights, v: int) -> np.ndarray:
