@@ -5,11 +5,10 @@
 
 over a box around p: a mean over the neighbours of a similar value, which leaves edges as they are.
 
-Images of integers and float32 are computed in float32, tap by tap in the order of memory, and the exponential is a
-polynomial (relative error 2e-7): CPU and GPU give the same bits. Integers are rounded once, to
-nearest: within 0.51 of a step of the definition for uint8, 0.6 for 16 bits; float32 within 2e-6 of the window's range,
-or of its largest magnitude. float64 images are computed in float64, within 1e-14. A window with a NaN or an infinity
-gives NaN.
+It is computed as x(p) + sum w(q) (x(q) - x(p)) / sum w(q), tap by tap in the order of memory, so a constant stays as it is. Images of
+integers and float32 are computed in float32, with the same bits on CPU and GPU: weights are within 5.3e-6 of the definition, and 0 for samples
+apart by more than 5.4 `sigma_range`.  TODO. float64 images are
+computed in float64, within 1e-14. A window with a NaN, an infinity, or a float beyond 1e37 `sigma_range` gives NaN.
 
 Source: Tomasi and Manduchi, "Bilateral filtering for gray and color images" (1998). Channels are filtered one by one.
 """
@@ -31,23 +30,29 @@ from kernels.runtime.filtering import check_cval, filtered_axes, per_axis
 __all__ = ["MAX_SIZE", "bilateral", "default_sizes"]
 
 MAX_SIZE = 31  # samples of the window along an axis
-# 2**-f = 1 + f (POWERS[0] + f (POWERS[1] + …)) for f in [-1/2, 1/2], the same numbers as in bilateral.cu.
-POWERS = (-0.6931470632553101, 0.24022234976291656, -0.055506784468889236, 0.009671961888670921, -0.0013274633092805743)
+# exp(-u² / 2) by six fused operations: `tap_numbers`.
+CUTOFF = math.sqrt(2 * 14.515102705758858)
+GAUSSIAN = (
+    1.3294242751169676, -1.0492911946424202, 0.5925324913847513, 1.1245738290405105, -0.18952423697647874,
+    -0.010328255734324103, -0.00014817800268057321,
+)  # fmt: skip
+NUMBERS = 8  # of a tap, with one for alignment
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
     """A filter of an array seen as [planes, three axes, inner].
 
-    spatial : for each tap, in the order of memory: the binary exponent of its weight by distance, 0 or more
-    scale   : the exponent of a squared difference of 1
+    taps    : for each tap, in the order of memory: `tap_numbers`; float64 images: the binary exponent of its
+              weight by distance, 0 or more
+    scale   : by which samples are multiplied first
     """
 
     dtype: np.dtype[Any]
     planes: int
     axes: tuple[Axis, Axis, Axis]
     inner: int
-    spatial: NDArray[Any]
+    taps: NDArray[Any]
     scale: float
     cval: float
 
@@ -126,14 +131,19 @@ def bilateral(
     exponents = np.zeros((), np.float64)
     for axis in sorted(windows):
         taps, sigma = windows[axis][0], float(sigmas[chosen.index(axis)])
-        exponents = np.add.outer(exponents, (np.arange(taps) - taps // 2) ** 2 / (2 * sigma * sigma * math.log(2)))
-    real = np.float64 if dtype == np.float64 else np.float32
-    task = Task(
-        dtype=dtype, planes=planes, axes=spans, inner=inner, spatial=exponents.ravel().astype(real),
-        scale=1 / (2 * float(sigma_range) * float(sigma_range) * math.log(2)), cval=cval,
-    )  # fmt: skip
+        exponents = np.add.outer(exponents, (np.arange(taps) - taps // 2) ** 2 / (2 * sigma * sigma))
+    real = np.finfo(np.float64 if dtype == np.float64 else np.float32)
+    sigma = min(max(float(sigma_range), 64 * float(real.tiny)), float(real.max) / 64)
+    if dtype == np.float64:
+        scale, numbers = 1 / (sigma * math.sqrt(2 * math.log(2))), exponents.ravel() / math.log(2)
+    else:
+        scale, numbers = 1 / (sigma * CUTOFF), tap_numbers(exponents.ravel())
+    task = Task(dtype=dtype, planes=planes, axes=spans, inner=inner, taps=numbers, scale=scale, cval=cval)
     with on_stream(image, stream):
-        result = _body(image.transpose(order), task, workers, stream)
+        in_place = out is not None and order == [*range(image.ndim)]
+        result = _body(image.transpose(order), task, out.reshape(task.out_shape) if in_place else None, workers, stream)
+        if in_place:
+            return out
         result = result.reshape([shape[axis] for axis in order]).transpose(np.argsort(order))
         if out is None:
             return result if result.flags.c_contiguous else result.copy(order="C")
@@ -141,11 +151,23 @@ def bilateral(
     return out
 
 
-def _body(image: Any, task: Task, workers: int | None, stream: Any) -> Any:
+def tap_numbers(exponents: NDArray[Any]) -> NDArray[Any]:
+    """For each tap the NUMBERS c (float32) by which its weight is computed from s = max(1 - u² / CUTOFF², 0):
+
+        v1 = c0 s + c1,  v2 = s v1 + c2,  v3 = v1 v2 + c3,  v4 = v2 v3 + c4,  v5 = v4² + c5,  w = max(v5² + c6, 0)
+
+    With the numbers GAUSSIAN that is exp(-u² / 2) within 5.3e-6, at most 1, and 0 if s = 0. The weight by distance, exp(-exponent),
+    scales w, and each v by a root of it.
+    """
+    roots = np.array([1, 1, 1, 2, 3, 6, 12, 0]) / 12
+    return (np.exp(-exponents[:, None] * roots) * [*GAUSSIAN, 0]).astype(np.float32)
+
+
+def _body(image: Any, task: Task, out: Any, workers: int | None, stream: Any) -> Any:
     if isinstance(image, np.ndarray):
         from kernels.bilateral import cpu
 
-        return cpu.filtered(image, task, workers=workers)
+        return cpu.filtered(image, task, out, workers=workers)
     from kernels.bilateral import cuda
 
-    return cuda.filtered(image, task, stream=stream)
+    return cuda.filtered(image, task, out, stream=stream)

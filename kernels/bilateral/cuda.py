@@ -9,13 +9,17 @@ from typing import Any
 
 import numpy as np
 
-from kernels.bilateral import Task
+from kernels.bilateral import NUMBERS, Task
 from kernels.runtime.ladder import Variant
-from kernels.runtime.launch import kernel, on_stream
+from kernels.runtime.launch import kernel, multiprocessors, on_stream
 from kernels.smoothing.borders import MODES
 
 OPTIONS = ("--fmad=false",)  # the bits of the CPU
 ACROSS, DOWN, SIDE = 32, 8, 32  # of bilateral.cu
+WIDTH, STRIP_THREADS = 8, 128  # of bilateral.cu
+RADII = (1, 2, 3)  # of square windows that bilateral_strips is compiled for
+THREADS_AT_ONCE = {1: 512, 2: 512, 3: 384}  # of a multiprocessor
+MIN_ROWS = 16  # of a band: it also reads twice its radius
 MAX_BLOCKS = (1 << 31) - 1
 MAX_LENGTH = 1 << 30  # of an axis: positions have 32 bits
 TYPES = {
@@ -38,43 +42,63 @@ class BilateralTask(ctypes.Structure):
 
     _fields_ = (
         ("axis", BilateralAxis * 3),
-        *((name, ctypes.c_longlong) for name in ("planes", "inner", "tiles_y", "tiles_x", "blocks")),
+        *((name, ctypes.c_longlong) for name in ("planes", "inner", "tiles_y", "tiles_x", "blocks", "rows")),
         ("scale", ctypes.c_double),
+        ("inverse", ctypes.c_double),
     )
 
 
-def _entry(dtype: str) -> str:
+def _entry(dtype: str, radius: int | None = None) -> str:
+    if radius is not None:
+        return f"bilateral_strips<{TYPES[dtype][0]}, {radius}>"
     return f"bilateral_tiles<{TYPES[dtype][0]}, {'double' if dtype == 'float64' else 'float'}>"
 
 
-def filtered(image: Any, task: Task, *, stream: Any = None) -> Any:
+def filtered(image: Any, task: Task, out: Any = None, *, stream: Any = None) -> Any:
     import cupy
 
     with on_stream(image, stream) as current:
         source = cupy.ascontiguousarray(image, task.dtype)
-        out = cupy.empty(task.out_shape, task.dtype)
-        _, rows, columns = task.axes
-        tiles_y, tiles_x = -(-rows.out_length // SIDE), -(-columns.out_length // ACROSS)
-        axes = [
-            BilateralAxis(length=axis.length, out_length=axis.out_length, first=axis.first, taps=axis.taps,
-                          mode=MODES.index(axis.mode))
-            for axis in task.axes
-        ]  # fmt: skip
+        out = cupy.empty(task.out_shape, task.dtype) if out is None else out
         if max(axis.length for axis in task.axes) > MAX_LENGTH:
             raise ValueError(f"image has more than {MAX_LENGTH:,} samples along an axis: cut it")
-        blocks = task.planes * task.axes[0].out_length * tiles_y * tiles_x * task.inner
-        arguments = BilateralTask(
-            axis=(BilateralAxis * 3)(*axes), planes=task.planes, inner=task.inner, tiles_y=tiles_y, tiles_x=tiles_x,
-            blocks=blocks, scale=task.scale,
-        )  # fmt: skip
-        size = np.dtype(task.spatial.dtype).itemsize
         cval = TYPES[task.dtype.name][1](task.dtype.type(task.cval).item())
+        depth, rows, columns = task.axes
+        radius = rows.taps // 2
+        if depth.taps == 1 and rows.taps == columns.taps and radius in RADII and task.dtype.name != "float64":
+            strips = -(-columns.out_length // WIDTH) * task.inner * task.planes * depth.length
+            # Bands as long as the device can compute at once, so that all threads end together.
+            bands = max(1, multiprocessors() * THREADS_AT_ONCE[radius] // strips)
+            height = max(-(-rows.out_length // bands), MIN_ROWS)
+            bands = -(-rows.out_length // height)
+            blocks = -(-strips * bands // STRIP_THREADS)
+            arguments = _task(task, planes=task.planes * depth.length, tiles_y=bands, tiles_x=-(-columns.out_length // WIDTH), rows=height)
+            quadrant = task.taps.reshape(rows.taps, columns.taps, NUMBERS)[radius:, radius:]
+            numbers = (ctypes.c_float * quadrant.size).from_buffer_copy(np.ascontiguousarray(quadrant))
+            kernel("bilateral", _entry(task.dtype.name, radius)).launch(
+                (blocks,), (STRIP_THREADS,), (source, out, numbers, arguments, cval), stream=current
+            )
+            return out
+        tiles_y, tiles_x = -(-rows.out_length // SIDE), -(-columns.out_length // ACROSS)
+        blocks = task.planes * depth.out_length * tiles_y * tiles_x * task.inner
+        arguments = _task(task, planes=task.planes, tiles_y=tiles_y, tiles_x=tiles_x, blocks=blocks)
         kernel("bilateral", _entry(task.dtype.name)).launch(
-            (min(blocks, MAX_BLOCKS),), (ACROSS, DOWN),
-            (source, out, cupy.asarray(task.spatial), arguments, cval),
-            shared_bytes=(SIDE + rows.taps - 1) * (ACROSS + columns.taps - 1) * size, stream=current,
+            (min(blocks, MAX_BLOCKS),), (ACROSS, DOWN), (source, out, cupy.asarray(task.taps), arguments, cval),
+            shared_bytes=(SIDE + rows.taps - 1) * (ACROSS + columns.taps - 1) * task.taps.itemsize, stream=current,
         )  # fmt: skip
     return out
+
+
+def _task(task: Task, **sizes: int) -> BilateralTask:
+    axes = [
+        BilateralAxis(length=axis.length, out_length=axis.out_length, first=axis.first, taps=axis.taps,
+                      mode=MODES.index(axis.mode))
+        for axis in task.axes
+    ]  # fmt: skip
+    return BilateralTask(
+        axis=(BilateralAxis * 3)(*axes), inner=task.inner, scale=task.scale,
+        inverse=task.taps.dtype.type(1) / task.taps.dtype.type(task.scale), **sizes,
+    )  # fmt: skip
 
 
 VARIANTS: Mapping[str, Variant] = MappingProxyType(
@@ -83,6 +107,11 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType(
             summary="tiles in shared memory, four results a thread",
             entries=tuple(_entry(dtype) for dtype in TYPES),
             run=lambda task: filtered(*task),
-        )
+        ),
+        "strips": Variant(
+            summary="small windows: columns of eight results a thread, each pair's weight computed once",
+            entries=tuple(_entry(dtype, radius) for dtype in TYPES if dtype != "float64" for radius in RADII),
+            run=lambda task: filtered(*task),
+        ),
     }
 )

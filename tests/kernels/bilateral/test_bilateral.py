@@ -109,6 +109,9 @@ def test_a_gpu_gives_the_bits_of_the_cpu(dtype: str) -> None:
     import cupy
 
     cases: Any = [((70, 91), (0, 1), (5, 9)), ((9, 30, 35), (0, 1, 2), (3, 3, 5)), ((40, 33, 3), (0, 1), (3, 7))]
+    # Small squares have a kernel of their own: at all edges, channels, rows that are aligned and not, several bands.
+    cases += [((2, 61, 83), (1, 2), (3, 3)), ((150, 64), (0, 1), (5, 5)), ((61, 37, 3), (0, 1), (5, 5)), ((40, 97), (0, 1), (7, 7))]
+    cases += [((2, 8, 5), (1, 2), (5, 5)), ((7, 1031), (0, 1), (7, 7))]
     for shape, axes, sizes in cases:
         image = image_of(shape, dtype)
         for mode in MODES:
