@@ -24,7 +24,8 @@ constexpr int ACROSS = 32, DOWN = 8, EACH = 4, SIDE = DOWN * EACH;
 
 constexpr int NUMBERS = 8;         // of a tap
 constexpr int WIDTH = 8;           // results of a thread of bilateral_strips side by side
-constexpr int STRIP_THREADS = 128;
+template <int RADIUS>
+constexpr int strip_threads = RADIUS < 3 ? 512 : 384;
 
 struct BilateralAxis {
     int length, out_length, first, taps, mode, unused;
@@ -173,24 +174,24 @@ __global__ void __launch_bounds__(ACROSS * DOWN) bilateral_tiles(
     }
 }
 
-// Results are finished row by row, from the top of a band, by threads that do not wait for each other.
 template <typename Sample, int RADIUS>
-__global__ void __launch_bounds__(STRIP_THREADS, RADIUS < 3 ? 4 : 3) bilateral_strips(
+__global__ void __launch_bounds__(strip_threads<RADIUS>) bilateral_strips(
     const Sample* __restrict__ in, Sample* __restrict__ out, const __grid_constant__ Quadrant<RADIUS> quadrant,
     const __grid_constant__ BilateralTask task, Sample cval) {
     constexpr int SPAN = WIDTH + 2 * RADIUS, ROWS = RADIUS + 1;
-    __shared__ int source_columns[SPAN][STRIP_THREADS];  // of threads at an edge
+    __shared__ int source_columns[SPAN][strip_threads<RADIUS>];  // of threads at an edge
     const BilateralAxis &down = task.axis[1], &across = task.axis[2];
     const float scale = static_cast<float>(task.scale), inverse = static_cast<float>(task.inverse);
-    long long rest = blockIdx.x * static_cast<long long>(STRIP_THREADS) + threadIdx.x;
+    long long rest = blockIdx.x * static_cast<long long>(strip_threads<RADIUS>) + threadIdx.x;
     const long long within = rest % task.inner;
     rest /= task.inner;
     const int x0 = static_cast<int>(rest % task.tiles_x) * WIDTH;
     rest /= task.tiles_x;
     const int y0 = static_cast<int>(rest % task.tiles_y * task.rows);
-    const long long plane = rest / task.tiles_y;
-    if (plane >= task.planes) return;
-    const int y1 = min(y0 + static_cast<int>(task.rows), down.out_length), left = x0 + across.first;
+    rest /= task.tiles_y;
+    const long long plane = min(rest, task.planes - 1);
+    // Threads beyond the last result only take part in barriers.
+    const int y1 = rest > plane ? 0 : min(y0 + static_cast<int>(task.rows), down.out_length), left = x0 + across.first;
     const bool is_inside = left >= 0 && left + SPAN <= across.length;
     if (!is_inside)
         for (int i = 0; i < SPAN; ++i) source_columns[i][threadIdx.x] = source_of(x0 + i, across);
@@ -254,7 +255,9 @@ __global__ void __launch_bounds__(STRIP_THREADS, RADIUS < 3 ? 4 : 3) bilateral_s
         enter(r);
     }
 #pragma unroll 1
-    for (int y = y0 - RADIUS; y < y1; ++y) {
+    for (int step = -RADIUS; step < task.rows; ++step) {
+        const int y = y0 + step;
+        __syncthreads();
         load(y + RADIUS + ROWS);
 #pragma unroll
         for (int r = 0; r < ROWS; ++r) {
@@ -278,7 +281,7 @@ __global__ void __launch_bounds__(STRIP_THREADS, RADIUS < 3 ? 4 : 3) bilateral_s
                 }
             }
         }
-        if (y >= y0) store(y);
+        if (step >= 0 && y < y1) store(y);
 #pragma unroll
         for (int r = 0; r < RADIUS; ++r) {
 #pragma unroll

@@ -113,7 +113,16 @@ def bilateral_rows(
 
 @compiled
 def _gather(
-    source: Any, base: int, lengths: Any, from0: int, from1: int, sources2: Any, inner: int, cval: Any, scale: Any, row: Any
+    source: Any,
+    base: int,
+    lengths: Any,
+    from0: int,
+    from1: int,
+    sources2: Any,
+    inner: int,
+    cval: Any,
+    scale: Any,
+    row: Any,
 ) -> None:
     """A row of scaled samples, with what lies beyond the edges."""
     line = ((base + from0) * lengths[1] + from1) * lengths[2]
@@ -144,9 +153,7 @@ def _weigh(weight: Any, row: Any, at: int, centre: Any, middle: int, numbers: An
 
 
 @compiled
-def _weigh_exactly(
-    weight: Any, row: Any, at: int, centre: Any, middle: int, exponent: Any, count: int
-) -> None:
+def _weigh_exactly(weight: Any, row: Any, at: int, centre: Any, middle: int, exponent: Any, count: int) -> None:
     """The same in float64."""
     for i in range(count):
         apart = load(row, at + i) - load(centre, middle + i)

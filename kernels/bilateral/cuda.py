@@ -16,10 +16,8 @@ from kernels.smoothing.borders import MODES
 
 OPTIONS = ("--fmad=false",)  # the bits of the CPU
 ACROSS, DOWN, SIDE = 32, 8, 32  # of bilateral.cu
-WIDTH, STRIP_THREADS = 8, 128  # of bilateral.cu
-RADII = (1, 2, 3)  # of square windows that bilateral_strips is compiled for
-THREADS_AT_ONCE = {1: 512, 2: 512, 3: 384}  # of a multiprocessor
-MIN_ROWS = 16  # of a band: it also reads twice its radius
+WIDTH = 8  # of bilateral.cu
+STRIP_THREADS = {1: 512, 2: 512, 3: 384}  # by the radius of the square windows that bilateral_strips is compiled for
 MAX_BLOCKS = (1 << 31) - 1
 MAX_LENGTH = 1 << 30  # of an axis: positions have 32 bits
 TYPES = {
@@ -65,19 +63,17 @@ def filtered(image: Any, task: Task, out: Any = None, *, stream: Any = None) -> 
         cval = TYPES[task.dtype.name][1](task.dtype.type(task.cval).item())
         depth, rows, columns = task.axes
         radius = rows.taps // 2
-        if depth.taps == 1 and rows.taps == columns.taps and radius in RADII and task.dtype.name != "float64":
-            strips = -(-columns.out_length // WIDTH) * task.inner * task.planes * depth.length
-            # Bands as long as the device can compute at once, so that all threads end together.
-            bands = max(1, multiprocessors() * THREADS_AT_ONCE[radius] // strips)
-            height = max(-(-rows.out_length // bands), MIN_ROWS)
+        if depth.taps == 1 and rows.taps == columns.taps and radius in STRIP_THREADS and task.dtype != np.float64:
+            planes, strips = task.planes * depth.length, -(-columns.out_length // WIDTH)
+            threads = STRIP_THREADS[radius]
+            height = _height(rows.out_length, planes * strips * task.inner, multiprocessors() * threads, radius)
             bands = -(-rows.out_length // height)
-            blocks = -(-strips * bands // STRIP_THREADS)
-            arguments = _task(task, planes=task.planes * depth.length, tiles_y=bands, tiles_x=-(-columns.out_length // WIDTH), rows=height)
-            quadrant = task.taps.reshape(rows.taps, columns.taps, NUMBERS)[radius:, radius:]
-            numbers = (ctypes.c_float * quadrant.size).from_buffer_copy(np.ascontiguousarray(quadrant))
+            quadrant = np.ascontiguousarray(task.taps.reshape(rows.taps, columns.taps, NUMBERS)[radius:, radius:])
             kernel("bilateral", _entry(task.dtype.name, radius)).launch(
-                (blocks,), (STRIP_THREADS,), (source, out, numbers, arguments, cval), stream=current
-            )
+                (-(-planes * bands * strips * task.inner // threads),), (threads,),
+                (source, out, (ctypes.c_float * quadrant.size)(*quadrant.ravel()),
+                 _task(task, planes=planes, tiles_y=bands, tiles_x=strips, rows=height), cval), stream=current,
+            )  # fmt: skip
             return out
         tiles_y, tiles_x = -(-rows.out_length // SIDE), -(-columns.out_length // ACROSS)
         blocks = task.planes * depth.out_length * tiles_y * tiles_x * task.inner
@@ -87,6 +83,18 @@ def filtered(image: Any, task: Task, out: Any = None, *, stream: Any = None) -> 
             shared_bytes=(SIDE + rows.taps - 1) * (ACROSS + columns.taps - 1) * task.taps.itemsize, stream=current,
         )  # fmt: skip
     return out
+
+
+def _height(rows: int, strips: int, at_once: int, radius: int) -> int:
+    """Rows of a band, which computes `radius` more: all bands keep the device busy for one to four turns."""
+
+    def use(times: int) -> float:
+        bands = min(max(times * at_once // strips, 1), rows)
+        waves = -(-strips * bands // at_once)
+        return strips * bands / (waves * at_once) / (1 + radius * bands / rows)
+
+    times = max(range(1, 5), key=use)
+    return -(-rows // min(max(times * at_once // strips, 1), rows))
 
 
 def _task(task: Task, **sizes: int) -> BilateralTask:
@@ -110,7 +118,7 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType(
         ),
         "strips": Variant(
             summary="small windows: columns of eight results a thread, each pair's weight computed once",
-            entries=tuple(_entry(dtype, radius) for dtype in TYPES if dtype != "float64" for radius in RADII),
+            entries=tuple(_entry(dtype, radius) for dtype in TYPES if dtype != "float64" for radius in STRIP_THREADS),
             run=lambda task: filtered(*task),
         ),
     }

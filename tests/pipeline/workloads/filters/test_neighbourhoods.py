@@ -29,6 +29,18 @@ def test_bilateral(tmp_path: Any, mode: str) -> None:
     assert receipt["image"]["window"] == "7,31"  # where three deviations are cut
 
 
+def test_missing_values_have_no_weight_for_any_sigma(tmp_path: Any) -> None:
+    image = np.where(samples_of((23, 31), "uint8") < 128, 1, 100).astype(np.float32)
+    image[5, 7] = np.nan
+    for sigma in (1e-5, 1.0, 1e4):
+        _, found = filtered(tmp_path, "bilateral", image, "YX", sigma_range=sigma, size=(3,), nan_policy="omit")
+        assert np.isnan(found).sum() == 1
+        if sigma < 10:
+            np.testing.assert_array_equal(found, image)
+        assert np.nanmin(found) >= 1
+        assert np.nanmax(found) <= 100
+
+
 def test_rolling_ball(tmp_path: Any) -> None:
     image = samples_of((267, 259), "uint8")
     background = rolling_ball(image, 4)
