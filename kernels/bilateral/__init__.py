@@ -12,8 +12,8 @@ definition's, and 0 for samples that are further apart than CUTOFF `sigma_range`
 `sigma_range` of the definition; the most is 2.5e-5 `sigma_range` for each sample of the window, where all differ from
 the centre by four or five `sigma_range`. Integers are then rounded to nearest.
 
-A window with a NaN, an infinity, or (float32) a magnitude above 1e37 `sigma_range` gives NaN. A `sigma_range` below 1e-20
-or above 1e30 counts as these (float64: 1e-150 and 1e150).
+A window with a NaN, an infinity, or (float32) a magnitude above 1e37 `sigma_range` gives NaN. A `sigma_range` below
+1e-20 or above 1e30 counts as these (float64: 1e-150 and 1e150).
 
 Source: Tomasi and Manduchi, "Bilateral filtering for gray and color images" (1998). Channels are filtered one by one.
 """

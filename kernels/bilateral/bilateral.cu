@@ -119,6 +119,7 @@ __global__ void __launch_bounds__(ACROSS * DOWN) bilateral_tiles(
         rest /= task.tiles_y;
         const int z0 = static_cast<int>(rest % task.axis[0].out_length);
         const long long plane = rest / task.axis[0].out_length;
+        Sample sample[EACH];
         Real centre[EACH], total[EACH], weights[EACH];
         const int x = threadIdx.x, y = threadIdx.y;
         const int from_x[] = {source_of(x0 + x, task.axis[2]), source_of(x0 + x + ACROSS, task.axis[2])};
@@ -132,21 +133,25 @@ __global__ void __launch_bounds__(ACROSS * DOWN) bilateral_tiles(
                 for (int i = 0; i < 2; ++i) {
                     if (x + i * ACROSS >= columns) break;
                     const bool is_beyond = z < 0 || from_y < 0 || from_x[i] < 0;
-                    const Sample sample = is_beyond ? cval : line[from_x[i] * task.inner];
-                    tile[row * columns + x + i * ACROSS] = static_cast<Real>(sample) * scale;
+                    const Sample value = is_beyond ? cval : line[from_x[i] * task.inner];
+                    tile[row * columns + x + i * ACROSS] = static_cast<Real>(value) * scale;
                 }
             }
             __syncthreads();
         };
-        load(task.axis[0].taps / 2);
 #pragma unroll
         for (int e = 0; e < EACH; ++e) {
-            centre[e] = tile[(y + e * DOWN + taps_y / 2) * columns + x + taps_x / 2];
+            const int at_y = min(y0 + y + e * DOWN, task.axis[1].out_length - 1);
+            const int at_x = min(x0 + x, task.axis[2].out_length - 1);
+            sample[e] = in[index_of(
+                task, plane, z0 + task.axis[0].first + task.axis[0].taps / 2, at_y + task.axis[1].first + taps_y / 2,
+                at_x + task.axis[2].first + taps_x / 2, &BilateralAxis::length) + within];
+            centre[e] = static_cast<Real>(sample[e]) * scale;
             total[e] = 0;
             weights[e] = 1;
         }
         for (int dz = 0; dz < task.axis[0].taps; ++dz) {
-            if (task.axis[0].taps > 1) load(dz);
+            load(dz);
             for (int dy = 0; dy < taps_y; ++dy)
                 for (int dx = 0; dx < taps_x; ++dx) {
                     const int at = (dz * taps_y + dy) * taps_x + dx;
@@ -164,12 +169,9 @@ __global__ void __launch_bounds__(ACROSS * DOWN) bilateral_tiles(
 #pragma unroll
         for (int e = 0; e < EACH; ++e) {
             const int at_y = y0 + y + e * DOWN, at_x = x0 + x;
-            if (at_y >= task.axis[1].out_length || at_x >= task.axis[2].out_length) continue;
-            const Sample sample = in[index_of(
-                task, plane, z0 + task.axis[0].first + task.axis[0].taps / 2, at_y + task.axis[1].first + taps_y / 2,
-                at_x + task.axis[2].first + taps_x / 2, &BilateralAxis::length) + within];
-            out[index_of(task, plane, z0, at_y, at_x, &BilateralAxis::out_length) + within] =
-                result_of(total[e], weights[e], centre[e], sample, inverse);
+            if (at_y < task.axis[1].out_length && at_x < task.axis[2].out_length)
+                out[index_of(task, plane, z0, at_y, at_x, &BilateralAxis::out_length) + within] =
+                    result_of(total[e], weights[e], centre[e], sample[e], inverse);
         }
     }
 }

@@ -88,7 +88,7 @@ def _tolerance(dtype: np.dtype[Any], asked: Any, axes: int) -> float:
         weights *= float(np.exp(-0.5 * ((np.arange(size) - size // 2) / sigma) ** 2).sum())
     if dtype.kind == "f":
         return max(float(np.finfo(dtype).eps), 2 * WEIGHT_ERROR * weights) + 2e-6
-    return 0.51 + 4.5 * WEIGHT_ERROR * asked.sigma_range * weights
+    return float(0.51 + 4.5 * WEIGHT_ERROR * asked.sigma_range * weights)
 
 
 def _computes_in(stored: np.dtype[Any]) -> np.dtype[Any]:

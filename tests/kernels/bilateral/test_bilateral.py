@@ -109,7 +109,7 @@ def test_nan_and_infinity_spread_to_their_windows(dtype: str, value: float) -> N
 def test_extreme_sigmas(dtype: str, sigma_range: float) -> None:
     image = samples_of((9, 11), dtype).clip(-5, 50_000)
     expected = bilateral(image, 1e9, 1, size=3) if sigma_range > 1 else image
-    np.testing.assert_allclose(bilateral(image, sigma_range, 1, size=3), expected, rtol=1e-5, atol=1e-30)
+    np.testing.assert_allclose(bilateral(image, sigma_range, 1, size=3), expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(
