@@ -24,8 +24,9 @@ constexpr int ACROSS = 32, DOWN = 8, EACH = 4, SIDE = DOWN * EACH;
 
 constexpr int NUMBERS = 8;         // of a tap
 constexpr int WIDTH = 8;           // results of a thread of bilateral_strips side by side
+constexpr int STRIP_BLOCKS = 2;  // of a multiprocessor
 template <int RADIUS>
-constexpr int strip_threads = RADIUS < 3 ? 512 : 384;
+constexpr int strip_threads = RADIUS < 3 ? 256 : 192;
 
 struct BilateralAxis {
     int length, out_length, first, taps, mode, unused;
@@ -177,7 +178,7 @@ __global__ void __launch_bounds__(ACROSS * DOWN) bilateral_tiles(
 }
 
 template <typename Sample, int RADIUS>
-__global__ void __launch_bounds__(strip_threads<RADIUS>) bilateral_strips(
+__global__ void __launch_bounds__(strip_threads<RADIUS>, STRIP_BLOCKS) bilateral_strips(
     const Sample* __restrict__ in, Sample* __restrict__ out, const __grid_constant__ Quadrant<RADIUS> quadrant,
     const __grid_constant__ BilateralTask task, Sample cval) {
     constexpr int SPAN = WIDTH + 2 * RADIUS, ROWS = RADIUS + 1;

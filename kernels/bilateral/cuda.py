@@ -17,7 +17,8 @@ from kernels.smoothing.borders import MODES
 OPTIONS = ("--fmad=false",)  # the bits of the CPU
 ACROSS, DOWN, SIDE = 32, 8, 32  # of bilateral.cu
 WIDTH = 8  # of bilateral.cu
-STRIP_THREADS = {1: 512, 2: 512, 3: 384}  # by the radius of the square windows that bilateral_strips is compiled for
+STRIP_BLOCKS = 2  # of a multiprocessor
+STRIP_THREADS = {1: 256, 2: 256, 3: 192}  # by the radius of the square windows that bilateral_strips is compiled for
 MAX_BLOCKS = (1 << 31) - 1
 MAX_LENGTH = 1 << 30  # of an axis: positions have 32 bits
 TYPES = {
@@ -66,7 +67,7 @@ def filtered(image: Any, task: Task, out: Any = None, *, stream: Any = None) -> 
         if depth.taps == 1 and rows.taps == columns.taps and radius in STRIP_THREADS and task.dtype != np.float64:
             planes, strips = task.planes * depth.length, -(-columns.out_length // WIDTH)
             threads = STRIP_THREADS[radius]
-            height = _height(rows.out_length, planes * strips * task.inner, multiprocessors() * threads, radius)
+            height = _height(rows.out_length, planes * strips * task.inner, STRIP_BLOCKS * multiprocessors() * threads, radius)
             bands = -(-rows.out_length // height)
             quadrant = np.ascontiguousarray(task.taps.reshape(rows.taps, columns.taps, NUMBERS)[radius:, radius:])
             kernel("bilateral", _entry(task.dtype.name, radius)).launch(
