@@ -23,10 +23,12 @@
 constexpr int ACROSS = 32, DOWN = 8, EACH = 4, SIDE = DOWN * EACH;
 
 constexpr int NUMBERS = 8;         // of a tap
-constexpr int WIDTH = 8;           // results of a thread of bilateral_strips side by side
-constexpr int STRIP_BLOCKS = 2;  // of a multiprocessor
+// Of bilateral_strips: blocks of a multiprocessor, their threads, and results of a thread side by side.
+constexpr int STRIP_BLOCKS = 2;
 template <int RADIUS>
 constexpr int strip_threads = RADIUS < 3 ? 256 : 192;
+template <int RADIUS>
+constexpr int strip_width = RADIUS < 4 ? 8 : 4;
 
 struct BilateralAxis {
     int length, out_length, first, taps, mode, unused;
@@ -147,12 +149,13 @@ __global__ void __launch_bounds__(ACROSS * DOWN) bilateral_tiles(
             sample[e] = in[index_of(
                 task, plane, z0 + task.axis[0].first + task.axis[0].taps / 2, at_y + task.axis[1].first + taps_y / 2,
                 at_x + task.axis[2].first + taps_x / 2, &BilateralAxis::length) + within];
-            centre[e] = static_cast<Real>(sample[e]) * scale;
             total[e] = 0;
             weights[e] = 1;
         }
         for (int dz = 0; dz < task.axis[0].taps; ++dz) {
             load(dz);
+#pragma unroll
+            for (int e = 0; e < EACH; ++e) centre[e] = static_cast<Real>(sample[e]) * scale;
             for (int dy = 0; dy < taps_y; ++dy)
                 for (int dx = 0; dx < taps_x; ++dx) {
                     const int at = (dz * taps_y + dy) * taps_x + dx;
@@ -181,7 +184,7 @@ template <typename Sample, int RADIUS>
 __global__ void __launch_bounds__(strip_threads<RADIUS>, STRIP_BLOCKS) bilateral_strips(
     const Sample* __restrict__ in, Sample* __restrict__ out, const __grid_constant__ Quadrant<RADIUS> quadrant,
     const __grid_constant__ BilateralTask task, Sample cval) {
-    constexpr int SPAN = WIDTH + 2 * RADIUS, ROWS = RADIUS + 1;
+    constexpr int WIDTH = strip_width<RADIUS>, SPAN = WIDTH + 2 * RADIUS, ROWS = RADIUS + 1;
     __shared__ int source_columns[SPAN][strip_threads<RADIUS>];  // of threads at an edge
     const BilateralAxis &down = task.axis[1], &across = task.axis[2];
     const float scale = static_cast<float>(task.scale), inverse = static_cast<float>(task.inverse);

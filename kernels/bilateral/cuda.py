@@ -16,9 +16,8 @@ from kernels.smoothing.borders import MODES
 
 OPTIONS = ("--fmad=false",)  # the bits of the CPU
 ACROSS, DOWN, SIDE = 32, 8, 32  # of bilateral.cu
-WIDTH = 8  # of bilateral.cu
-STRIP_BLOCKS = 2  # of a multiprocessor
-STRIP_THREADS = {1: 256, 2: 256, 3: 192}  # by the radius of the square windows that bilateral_strips is compiled for
+STRIP_BLOCKS = 2  # of bilateral_strips, on a multiprocessor
+STRIPS = {1: (8, 256), 2: (8, 256), 3: (8, 192), 4: (4, 192)}  # results of a thread, threads: by the window's radius
 MAX_BLOCKS = (1 << 31) - 1
 MAX_LENGTH = 1 << 30  # of an axis: positions have 32 bits
 TYPES = {
@@ -64,10 +63,11 @@ def filtered(image: Any, task: Task, out: Any = None, *, stream: Any = None) -> 
         cval = TYPES[task.dtype.name][1](task.dtype.type(task.cval).item())
         depth, rows, columns = task.axes
         radius = rows.taps // 2
-        if depth.taps == 1 and rows.taps == columns.taps and radius in STRIP_THREADS and task.dtype != np.float64:
-            planes, strips = task.planes * depth.length, -(-columns.out_length // WIDTH)
-            threads = STRIP_THREADS[radius]
-            height = _height(rows.out_length, planes * strips * task.inner, STRIP_BLOCKS * multiprocessors() * threads, radius)
+        if depth.taps == 1 and rows.taps == columns.taps and radius in STRIPS and task.dtype != np.float64:
+            width, threads = STRIPS[radius]
+            planes, strips = task.planes * depth.length, -(-columns.out_length // width)
+            at_once = STRIP_BLOCKS * multiprocessors() * threads
+            height = _height(rows.out_length, planes * strips * task.inner, at_once, radius)
             bands = -(-rows.out_length // height)
             quadrant = np.ascontiguousarray(task.taps.reshape(rows.taps, columns.taps, NUMBERS)[radius:, radius:])
             kernel("bilateral", _entry(task.dtype.name, radius)).launch(
@@ -87,15 +87,13 @@ def filtered(image: Any, task: Task, out: Any = None, *, stream: Any = None) -> 
 
 
 def _height(rows: int, strips: int, at_once: int, radius: int) -> int:
-    """Rows of a band, which computes `radius` more: all bands keep the device busy for one to four turns."""
+    """Rows of a band, which computes `radius` more: all bands keep the device busy for a few whole turns."""
 
-    def use(times: int) -> float:
-        bands = min(max(times * at_once // strips, 1), rows)
-        waves = -(-strips * bands // at_once)
-        return strips * bands / (waves * at_once) / (1 + radius * bands / rows)
+    def time(turns: int) -> tuple[int, int]:
+        height = -(-rows // max(turns * at_once // strips, 1))
+        return -(-strips * -(-rows // height) // at_once) * (height + radius), height
 
-    times = max(range(1, 5), key=use)
-    return -(-rows // min(max(times * at_once // strips, 1), rows))
+    return min(map(time, range(1, 5)))[1]
 
 
 def _task(task: Task, **sizes: int) -> BilateralTask:
@@ -118,8 +116,8 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType(
             run=lambda task: filtered(*task),
         ),
         "strips": Variant(
-            summary="small windows: columns of eight results a thread, each pair's weight computed once",
-            entries=tuple(_entry(dtype, radius) for dtype in TYPES if dtype != "float64" for radius in STRIP_THREADS),
+            summary="small squares: results of a thread side by side, row by row, each pair's weight computed once",
+            entries=tuple(_entry(dtype, radius) for dtype in TYPES if dtype != "float64" for radius in STRIPS),
             run=lambda task: filtered(*task),
         ),
     }

@@ -143,7 +143,7 @@ def test_a_gpu_gives_the_bits_of_the_cpu(dtype: str) -> None:
         ((61, 37, 3), (0, 1), (5, 5)),
         ((40, 97), (0, 1), (7, 7)),
     ]
-    cases += [((2, 8, 5), (1, 2), (5, 5)), ((7, 1031), (0, 1), (7, 7))]
+    cases += [((2, 8, 5), (1, 2), (5, 5)), ((7, 1031), (0, 1), (7, 7)), ((90, 61), (0, 1), (9, 9))]
     for shape, axes, sizes in cases:
         image = image_of(shape, dtype)
         for mode in MODES:
