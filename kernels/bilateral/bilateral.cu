@@ -4,13 +4,24 @@
 // borders.cuh.
 //
 // Floors of N samples of b bytes with w taps, on a device with bandwidth B that starts C operations a second (one a lane
-// and cycle: 28 T/s of an H200 at 1.755 GHz):
-//   bytes       2 N b / B    each sample is read once and written once
-//   operations  15 w N / C   difference, square, exponent, its whole part, polynomial, two sums; fused where the CPU fuses
-// Measured for 8192 × 8192 of 16 bits (H200, 2026-11-27): 5 × 5 1.76 ms of 0.90, 9 × 9 4.30 ms of 2.9.
+// and cycle: 33 T/s of an H200 at 1.98 GHz). A weight takes 8 operations, a tap 2 more for its two sums.
+//   bytes       2 N b / B            each sample is read once and written once
+//   strips      (8 p + 2 w) N / C    p weights a result: 4.4, 13.9, 29.3 and 62.5 for squares of 3, 5, 7 and 9
+//   tiles       10 w N / C
+// Measured for 8192 × 8192 of 16 bits (H200, 2026-11-27): MEASURED
 //
-//   bilateral_tiles   a block computes 32 × 32 results; its samples with their halo lie in shared memory, plane by plane
-//                     of the window. A thread computes four results eight rows apart, whose centres and sums stay in registers.
+//   bilateral_strips  squares of 3 to 9. A thread computes 8 (9 × 9: 4) results side by side and walks down a band of rows.
+//                     The samples and sums of a row and of the rows below that its windows reach are in registers. A pair of
+//                     samples has one weight, which is added to both sums; pairs across strips are weighed twice. Sums get
+//                     their taps in the order of memory, however rows are cut. Two blocks of warps that are kept together
+//                     by a barrier a row share the loop's instructions, 24 to 45 KiB.
+//
+//                       |  barrier     the block's warps begin the row together; they exchange nothing
+//                     each thread    its next row of samples <- device memory; pairs of this row; results
+//
+//   bilateral_tiles   all other windows, and float64. A block computes 32 × 32 results; its samples with their halo lie in
+//                     shared memory, plane by plane of the window. A thread computes four results eight rows apart, whose
+//                     centres and sums stay in registers.
 //
 //                       |  barrier     the plane before has been read; no block waits for another
 //                     all threads    a plane of the window -> shared memory
@@ -21,8 +32,7 @@
 #include "samples.cuh"
 
 constexpr int ACROSS = 32, DOWN = 8, EACH = 4, SIDE = DOWN * EACH;
-
-constexpr int NUMBERS = 8;         // of a tap
+constexpr int NUMBERS = 8;  // of a tap
 // Of bilateral_strips: blocks of a multiprocessor, their threads, and results of a thread side by side.
 constexpr int STRIP_BLOCKS = 2;
 template <int RADIUS>
