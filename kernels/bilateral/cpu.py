@@ -76,36 +76,36 @@ def bilateral_rows(
     width = len(sources2) * inner
     count = width - (taps[2] - 1) * inner
     row, centre = np.empty(width, numbers.dtype), np.empty(width, numbers.dtype)
-    total, weights, weight = np.empty((3, count), numbers.dtype)
+    total, weights = np.empty((2, count), numbers.dtype)
     middle = taps[2] // 2 * inner
-    own = taps[0] * taps[1] * taps[2] // 2
+    centre_tap = taps[0] * taps[1] * taps[2] // 2
     scale, inverse = scales
     for line in range(first, last):
         y, rest = line % outs1, line // outs1
         z, plane = rest % outs0, rest // outs0
         base = plane * lengths[0]
         from0, from1 = sources0[z + taps[0] // 2], sources1[y + taps[1] // 2]
-        _gather(source, base, lengths, from0, from1, sources2, inner, cval, scale, centre)
+        _gather(source, base, lengths, from0, from1, sources2, inner, cval, centre)
+        _scale(centre, scale, width)
         total[:] = 0
         weights[:] = 1
         for dz in range(taps[0]):
             for dy in range(taps[1]):
-                _gather(source, base, lengths, sources0[z + dz], sources1[y + dy], sources2, inner, cval, scale, row)
+                _gather(source, base, lengths, sources0[z + dz], sources1[y + dy], sources2, inner, cval, row)
+                _scale(row, scale, width)
                 for dx in range(taps[2]):
                     tap, at = (dz * taps[1] + dy) * taps[2] + dx, dx * inner
-                    if tap == own:
+                    if tap == centre_tap:
                         continue
                     if numbers.itemsize == 4:
-                        _weigh(weight, row, at, centre, middle, numbers, tap * NUMBERS, count)
+                        _add_tap(total, weights, row, at, centre, middle, numbers, tap, count)
                     else:
-                        _weigh_exactly(weight, row, at, centre, middle, numbers[tap], count)
-                    _add_product(total, weight, row, at, centre, middle, count)
-                    _add(weights, weight, count)
+                        _add_tap_exactly(total, weights, row, at, centre, middle, numbers, tap, count)
         to = line * count
         if is_float:
-            _gather(source, base, lengths, from0, from1, sources2, inner, cval, ONE, row)
+            own = (((base + from0) * lengths[1] + from1) * lengths[2] + sources2[taps[2] // 2]) * inner
             for i in range(count):
-                target[to + i] = fma(total[i] / weights[i], inverse, row[middle + i])
+                target[to + i] = fma(total[i] / weights[i], inverse, source[own + i])
         else:
             for i in range(count):
                 target[to + i] = np.rint((total[i] / weights[i] + centre[middle + i]) * inverse)
@@ -113,31 +113,31 @@ def bilateral_rows(
 
 @compiled
 def _gather(
-    source: Any,
-    base: int,
-    lengths: Any,
-    from0: int,
-    from1: int,
-    sources2: Any,
-    inner: int,
-    cval: Any,
-    scale: Any,
-    row: Any,
+    source: Any, base: int, lengths: Any, from0: int, from1: int, sources2: Any, inner: int, cval: Any, row: Any
 ) -> None:
-    """A row of scaled samples, with what lies beyond the edges."""
+    """A row of samples, with what lies beyond the edges."""
     line = ((base + from0) * lengths[1] + from1) * lengths[2]
     for x in range(len(sources2)):
         beyond = from0 < 0 or from1 < 0 or sources2[x] < 0
         for within in range(inner):
-            row[x * inner + within] = (cval[0] if beyond else source[(line + sources2[x]) * inner + within]) * scale
+            row[x * inner + within] = cval[0] if beyond else source[(line + sources2[x]) * inner + within]
 
 
-# Each of these loops writes one row, and is compiled to plain SIMD.
+# These loops are compiled to plain SIMD.
 
 
 @compiled
-def _weigh(weight: Any, row: Any, at: int, centre: Any, middle: int, numbers: Any, tap: int, count: int) -> None:
-    """The weights of a tap in float32, by the operations of bilateral.cu."""
+def _scale(row: Any, scale: Any, count: int) -> None:
+    for i in range(count):
+        store(row, i, reload(row, i) * scale)
+
+
+@compiled
+def _add_tap(
+    total: Any, weights: Any, row: Any, at: int, centre: Any, middle: int, numbers: Any, tap: int, count: int
+) -> None:
+    """One tap of a row of results in float32, by the operations of bilateral.cu."""
+    tap *= NUMBERS
     c0, c1, c2, c3 = numbers[tap], numbers[tap + 1], numbers[tap + 2], numbers[tap + 3]
     c4, c5, c6 = numbers[tap + 4], numbers[tap + 5], numbers[tap + 6]
     for i in range(count):
@@ -149,24 +149,18 @@ def _weigh(weight: Any, row: Any, at: int, centre: Any, middle: int, numbers: An
         v4 = fma(v2, fma(v1, v2, c3), c4)
         v5 = fma(v4, v4, c5)
         w = fma(v5, v5, c6)
-        store(weight, i, w if w > NONE else NONE)
+        w = w if w > NONE else NONE
+        store(total, i, fma(w, apart, reload(total, i)))
+        store(weights, i, reload(weights, i) + w)
 
 
 @compiled
-def _weigh_exactly(weight: Any, row: Any, at: int, centre: Any, middle: int, exponent: Any, count: int) -> None:
+def _add_tap_exactly(
+    total: Any, weights: Any, row: Any, at: int, centre: Any, middle: int, numbers: Any, tap: int, count: int
+) -> None:
     """The same in float64."""
     for i in range(count):
         apart = load(row, at + i) - load(centre, middle + i)
-        store(weight, i, 2.0 ** -(apart * apart + exponent))
-
-
-@compiled
-def _add_product(total: Any, weight: Any, row: Any, at: int, centre: Any, middle: int, count: int) -> None:
-    for i in range(count):
-        store(total, i, fma(load(weight, i), load(row, at + i) - load(centre, middle + i), reload(total, i)))
-
-
-@compiled
-def _add(weights: Any, weight: Any, count: int) -> None:
-    for i in range(count):
-        store(weights, i, reload(weights, i) + load(weight, i))
+        w = 2.0 ** -(apart * apart + numbers[tap])
+        store(total, i, fma(w, apart, reload(total, i)))
+        store(weights, i, reload(weights, i) + w)
