@@ -33,10 +33,11 @@
 
 constexpr int ACROSS = 32, DOWN = 8, EACH = 4, SIDE = DOWN * EACH;
 constexpr int NUMBERS = 8;  // of a tap
-// Of bilateral_strips: blocks of a multiprocessor, their threads, and results of a thread side by side.
-constexpr int STRIP_BLOCKS = 2;
+// Of bilateral_strips: threads of a block, blocks of a multiprocessor, and results of a thread side by side.
 template <int RADIUS>
-constexpr int strip_threads = RADIUS < 3 ? 256 : 192;
+constexpr int strip_threads = RADIUS < 3 ? 256 : 384;
+template <int RADIUS>
+constexpr int strip_blocks = RADIUS < 3 ? 2 : 1;
 template <int RADIUS>
 constexpr int strip_width = RADIUS < 4 ? 8 : 4;
 
@@ -191,7 +192,7 @@ __global__ void __launch_bounds__(ACROSS * DOWN) bilateral_tiles(
 }
 
 template <typename Sample, int RADIUS>
-__global__ void __launch_bounds__(strip_threads<RADIUS>, STRIP_BLOCKS) bilateral_strips(
+__global__ void __launch_bounds__(strip_threads<RADIUS>, strip_blocks<RADIUS>) bilateral_strips(
     const Sample* __restrict__ in, Sample* __restrict__ out, const __grid_constant__ Quadrant<RADIUS> quadrant,
     const __grid_constant__ BilateralTask task, Sample cval) {
     constexpr int WIDTH = strip_width<RADIUS>, SPAN = WIDTH + 2 * RADIUS, ROWS = RADIUS + 1;

@@ -16,8 +16,8 @@ from kernels.smoothing.borders import MODES
 
 OPTIONS = ("--fmad=false",)  # the bits of the CPU
 ACROSS, DOWN, SIDE = 32, 8, 32  # of bilateral.cu
-STRIP_BLOCKS = 2  # of bilateral_strips, on a multiprocessor
-STRIPS = {1: (8, 256), 2: (8, 256), 3: (8, 192), 4: (4, 192)}  # results of a thread, threads: by the window's radius
+# Of bilateral_strips, by the window's radius: results of a thread, threads of a block, blocks of a multiprocessor.
+STRIPS = {1: (8, 256, 2), 2: (8, 256, 2), 3: (8, 384, 1), 4: (4, 384, 1)}
 MAX_BLOCKS = (1 << 31) - 1
 MAX_LENGTH = 1 << 30  # of an axis: positions have 32 bits
 TYPES = {
@@ -64,9 +64,9 @@ def filtered(image: Any, task: Task, out: Any = None, *, stream: Any = None) -> 
         depth, rows, columns = task.axes
         radius = rows.taps // 2
         if depth.taps == 1 and rows.taps == columns.taps and radius in STRIPS and task.dtype != np.float64:
-            width, threads = STRIPS[radius]
+            width, threads, resident = STRIPS[radius]
             planes, strips = task.planes * depth.length, -(-columns.out_length // width)
-            at_once = STRIP_BLOCKS * multiprocessors() * threads
+            at_once = resident * multiprocessors() * threads
             height = _height(rows.out_length, planes * strips * task.inner, at_once, radius)
             bands = -(-rows.out_length // height)
             quadrant = np.ascontiguousarray(task.taps.reshape(rows.taps, columns.taps, NUMBERS)[radius:, radius:])
