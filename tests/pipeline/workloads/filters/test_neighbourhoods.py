@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,20 @@ def test_missing_values_have_no_weight_for_any_sigma(tmp_path: Any) -> None:
             np.testing.assert_array_equal(found, image)
         assert np.nanmin(found) >= 1
         assert np.nanmax(found) <= 100
+
+
+@pytest.mark.parametrize("dtype", ["uint16", "float32"])
+def test_the_audit_tolerates_the_error_of_weights(dtype: str) -> None:
+    """Errors of weights add up around single pixels."""
+    image = np.zeros((29, 500), dtype)
+    image[14, 14::18] = np.linspace(3500, 5300, 28).astype(dtype)[: image[14, 14::18].size]
+    asked = SimpleNamespace(sigma_range=1000.0, sigma_spatial=(5.0,), size=(15,))
+    found = bilateral(image, 1000, 5, size=15, mode="valid").astype(np.float64)
+    expected = np.empty_like(found)
+    operator._define(image.astype(np.float64), **vars(asked), axes=(0, 1), nan_policy="propagate", out=expected)
+    scale = float(image.max()) if dtype == "float32" else 1
+    tolerated = operator._tolerance(np.dtype(dtype), asked, 2)
+    assert tolerated / 8 < abs(found - expected).max() / scale < tolerated
 
 
 def test_rolling_ball(tmp_path: Any) -> None:
