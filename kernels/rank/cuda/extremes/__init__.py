@@ -24,11 +24,12 @@ ENTRIES = tuple(
     for c_type in C_TYPES.values()
     for least in ("true", "false")
 ) + tuple(
-    f"extreme_strip<{C_TYPES[name]}, {least}, {keeps}, {rows}>"
+    f"extreme_strip<{C_TYPES[name]}, {least}, {keeps}, {opens}, {rows}>"
     for name in ("uint8", "uint16", "int16", "float32")
     for least in ("true", "false")
     for keeps in ("false", "true")
-    for rows in ((0, 1, 2) if name == "float32" else (0, 1, 2, 3))
+    for opens in ("false", "true")
+    for rows in ((0, 1) if opens == "true" else (0, 1, 2) if name == "float32" else (0, 1, 2, 3))
 )
 ENTRIES += tuple(
     entry
@@ -43,10 +44,11 @@ ROW_THREADS, ROW_WORDS = 256, 16  # of words.cuh
 BOX_THREADS = 256  # of box.cuh
 BLOCKS = {4: 3, 8: 2}  # of a multiprocessor, by the rows of a group
 STRIP_THREADS = 32  # of strip.cuh
-# Blocks of a multiprocessor: at most, by a sample's bytes, if rows are loaded again and are kept; at least, and at least
-# with rows kept.
-STRIP_BLOCKS = {1: (16, 16), 2: (16, 20), 4: (16, 24)}
-STRIP_FEWEST, STRIP_MANY = 4, 16
+# Blocks of a multiprocessor: at most, by a sample's bytes, if rows are loaded again, are kept, and are kept by a kernel
+# that opens; at least, and at least with rows kept, by whether a kernel opens.
+STRIP_BLOCKS = {1: (16, 16, 16), 2: (16, 20, 20), 4: (16, 24, 20)}
+STRIP_FEWEST, STRIP_MANY = 4, (16, 11)
+STRIP_OPENS = 208  # threads of a multiprocessor that have results, at least, if it opens
 STRIP_LOST = (16, 20)  # vectors of a warp that only serve others, at most, and if pixels have three channels
 FEW, SOME = 8, 20  # rows of a window: more than FEW are loaded twice, up to SOME in groups of four
 VECTOR = 16  # bytes
@@ -60,9 +62,9 @@ NARROW_BYTES = 128  # of the samples inside an axis: below this, a warp's column
 SWEEP_THREADS, SWEEP_ROWS, SWEEP_PIECE, SWEEP_MOST, SWEEP_SPAN, SWEEP_PREFIXES, SWEEP_BYTES = 32, 8, 8, 16, 64, 64, 4096
 # More rows of a window are swept, and more if it opens; the same if rows do not begin at vectors.
 SWEPT = ((64, 40), (40, 25))
-# Of slabs.cuh: threads of a block, rows of a slab and of a batch, at most; rows of a window, at most, and threads with results,
-# at least.
-SLAB_THREADS, SLAB_ROWS, SLAB_BATCH, SLAB_MOST, SLAB_FEWEST = 128, 64, 16, 64, 48
+# Of slabs.cuh: threads of a block; rows of a slab and of a batch, at most; rows or columns of a window, at least, by
+# whether rows begin at whole words; rows of one, at most; and threads with results, at least.
+SLAB_THREADS, SLAB_ROWS, SLAB_BATCH, SLAB_LEAST, SLAB_MOST, SLAB_FEWEST = 128, 64, 16, (3, 14), 64, 48
 MANY_ROWS = 64  # more, of pixels with channels, take a pass of their own
 MAX_BLOCKS = (1 << 31) - 1
 MAX_LENGTH = 1 << 30  # of an axis, and of the samples inside one: positions have 32 bits
@@ -150,15 +152,14 @@ def _run(
                 each.image_plane, each.image_pitch = (step // other.itemsize for step in other.strides[:2])
             opens = difference is not None and difference.opens
             arguments = (source, target, other, each, *values)
-            itemsize = task.dtype.itemsize
-            if opens and _launch_slabs(each, types, itemsize, stream, arguments):
+            if opens and _launch_slabs(each, types, task.dtype.itemsize, stream, arguments):
                 pass
             elif _is_swept(task, each.taps_y, each.taps_x, each.columns, each.inner, opens):
-                made += _launch_sweeps(each, types, itemsize, stream, arguments, opens)
-            elif opens or not _launch_strip(each, types, itemsize, stream, arguments):
+                made += _launch_sweeps(each, types, task.dtype.itemsize, stream, arguments, opens)
+            elif not _launch_strip(each, types, task.dtype.itemsize, stream, arguments, opens):
                 if by_strips:
                     return False
-                _launch_box(each, types, itemsize, stream, arguments)
+                _launch_box(each, types, task.dtype.itemsize, stream, arguments)
             if each.is_last and difference is not None:
                 difference.is_done = True
         source = target
@@ -338,38 +339,38 @@ def _launch_box(task: BoxTask, types: str, itemsize: int, stream: Any, arguments
 
 
 def _launch_slabs(task: BoxTask, types: str, itemsize: int, stream: Any, arguments: Any) -> bool:
-    """Launches the kernel of slabs.cuh if it can take an opening; returns whether it can."""
+    """Launches the kernel of slabs.cuh if it is to take an opening; returns whether it is."""
     source, target, image, *_ = arguments
     each = 1 if itemsize == 4 else 2  # samples of a word
     down, along = task.taps_y - 1, (task.taps_x - 1) // each
     used = SLAB_THREADS - 2 * along
-    if (
-        itemsize > 4 or (itemsize == 4 and not _compares_floats(task)) or task.inner > 1 or task.pair > 0
-        or task.step > 1 or down > SLAB_MOST or used < SLAB_FEWEST or task.taps_x % 2 == 0
-        or not 0 <= task.image_pitch * itemsize < 1 << 32
-    ):  # fmt: skip
-        return False
-    batch, batches, ahead, blocks = _slab(down, along)
-    pitch = (-(-SLAB_THREADS // along) * along if along else SLAB_THREADS) | 1
-    rows, lead, shared_bytes = batches * batch, -(-2 * down // batch) * batch, batches * batch * pitch * 4
-    held = min(blocks, shared_bytes_a_multiprocessor() // (shared_bytes + 1024))
-    if held == 0:
-        return False
-    step = BoxTask.from_buffer_copy(task)
-    step.first_y, step.first_x = 2 * task.first_y, 2 * task.first_x
-    step.aligned_in, step.aligned_out, step.aligned_image = (
+    aligned = all(
         pitch % each == plane % each == array.data.ptr % (each * itemsize) == 0
         for pitch, plane, array in (
             (task.in_pitch, task.in_plane, source), (task.out_pitch, task.out_plane, target),
             (task.image_pitch, task.image_plane, image),
         )
     )  # fmt: skip
-    aligned = bool(step.aligned_in and step.aligned_out and (step.aligned_image or not step.subtracts))
-    step.tile = used * each
+    if (
+        itemsize > 4 or (itemsize == 4 and not _compares_floats(task)) or task.inner > 1 or task.pair > 0
+        or task.step > 1 or task.taps_x % 2 == 0 or min(down, along) < 1 or max(down, task.taps_x) < SLAB_LEAST[aligned]
+        or down > SLAB_MOST or used < SLAB_FEWEST or not 0 <= task.image_pitch * itemsize < 1 << 32
+    ):  # fmt: skip
+        return False
+    batch, batches, ahead, blocks = _slab(down, along)
+    line = along if along >= 12 else SLAB_BATCH // along * along
+    pitch = -(-SLAB_THREADS // line) * line | 1
+    rows, lead, shared_bytes = batches * batch, -(-2 * down // batch) * batch, batches * batch * pitch * 4
+    held = min(blocks, shared_bytes_a_multiprocessor() // (shared_bytes + 1024))
+    if held == 0:
+        return False
+    step = BoxTask.from_buffer_copy(task)
+    step.first_y, step.first_x, step.tile = 2 * task.first_y, 2 * task.first_x, used * each
     step.tiles = -(-task.out_columns // step.tile)
     step.band = _slab_band(step.tiles * task.planes, task.out_rows, rows, batch, lead, multiprocessors() * held)
     step.bands = -(-task.out_rows // step.band)
-    name = f"{types}, true, {step.subtracts > 0}, {aligned}, false, {task.taps_y}, {task.taps_x}, {SLAB_THREADS}, 0, {batches}, {ahead}, {blocks}"
+    numbers = (task.taps_y, task.taps_x, SLAB_THREADS, 0, batches, ahead, blocks)
+    name = f"{types}, true, {step.subtracts > 0}, {aligned}, false, {', '.join(map(str, numbers))}"
     kernel("rank", f"extreme_slabs<{name}>".lower()).launch(
         (step.tiles * step.bands * task.planes,), (SLAB_THREADS,), (source, target, image, step),
         shared_bytes=shared_bytes, stream=stream,
@@ -378,8 +379,8 @@ def _launch_slabs(task: BoxTask, types: str, itemsize: int, stream: Any, argumen
 
 
 def _slab(down: int, along: int) -> tuple[int, int, int, int]:
-    """Rows of a batch, batches of a slab, rows on their way, and blocks of a multiprocessor, as slabs.cuh takes them."""
-    batch = SLAB_BATCH // down * down if 0 < down < 12 else down or SLAB_BATCH
+    """Rows of a batch, batches of a slab, rows on their way and blocks of a multiprocessor, for slabs.cuh."""
+    batch = down if down >= 12 else SLAB_BATCH // down * down
     ahead = max(rows for rows in range(1, SLAB_BATCH + 1) if batch % rows == 0)
     registers = -(-(2 * (down + along) + ahead + 40) // 8) * 8
     return batch, max(1, SLAB_ROWS // batch), ahead, max(1, min(512 // registers, 8))
@@ -395,7 +396,8 @@ def _slab_band(others: int, out_rows: int, rows: int, batch: int, lead: int, hel
         time = -(-others * bands // held) * (slabs + 0.5)
         if time < least:
             best, least = bands, time
-    return -(-(-(-out_rows // best)) // batch) * batch
+    rows = -(-out_rows // best)
+    return -(-rows // batch) * batch
 
 
 def _launch_sweeps(task: BoxTask, types: str, itemsize: int, stream: Any, arguments: Any, opens: bool) -> list[Any]:
@@ -477,40 +479,42 @@ def _compares_floats(task: BoxTask) -> bool:
     return not (task.omit_nan or task.has_nodata) and bool(task.is_first and task.is_last)
 
 
-def _launch_strip(task: BoxTask, types: str, itemsize: int, stream: Any, arguments: Any) -> bool:
+def _launch_strip(task: BoxTask, types: str, itemsize: int, stream: Any, arguments: Any, opens: bool) -> bool:
     """Launches the kernel of strip.cuh if it can take the pass; returns whether it can."""
-    each = VECTOR // itemsize
+    each, steps = VECTOR // itemsize, 2 if opens else 1
     source, target, image, *_ = arguments
     task.aligned_in = task.in_pitch % each == source.data.ptr % VECTOR == 0
     task.aligned_out = task.out_pitch % each == target.data.ptr % VECTOR == 0
     task.aligned_image = task.image_plane % each == task.image_pitch % each == image.data.ptr % VECTOR == 0
+    task.first_y, task.first_x = task.first_y * steps, task.first_x * steps
     rows = 3 if task.inner == 3 and itemsize < 4 else 2  # as strip.cuh has them
     if task.inner == 1:
         rows = 0 if task.aligned_in and task.aligned_out else 1
     if rows == 1:
         task.aligned_in = task.aligned_out = False
     slack = 0 if task.aligned_out else each  # results before the tile's, of which some are stored with them
-    used = (STRIP_THREADS * each - slack - task.first_x % each - (task.taps_x - 1) * task.inner) // each
+    used = (STRIP_THREADS * each - slack - task.first_x % each - steps * (task.taps_x - 1) * task.inner) // each
     lost = STRIP_THREADS - used + (not task.aligned_in)
     if (
-        itemsize not in STRIP_BLOCKS or (itemsize == 4 and not _compares_floats(task)) or task.pair > 0
-        or task.step > 1 or lost > STRIP_LOST[rows == 3] or (not task.aligned_in and task.columns < 2 * each)
+        itemsize not in STRIP_BLOCKS or (itemsize == 4 and not _compares_floats(task)) or task.pair > 0 or task.step > 1
+        or lost > STRIP_LOST[rows == 3] or (not task.aligned_in and task.columns < 2 * each) or (opens and rows > 1)
     ):  # fmt: skip
         return False
     pairs, sizes, fit = (task.taps_y - 1) // 2, list[int](), list[int]()
     for keeps in range(2):  # the rows before those that two results share
-        vectors = pairs + keeps * (pairs + 1)
+        vectors = pairs + keeps * (pairs + 1) + opens * (2 * pairs + 1)
         sizes.append(STRIP_THREADS * (VECTOR * vectors + each * (max(4, 2 * itemsize) + 4)))
-        fit.append(min(shared_bytes_a_multiprocessor() // (sizes[-1] + 1024), STRIP_BLOCKS[itemsize][keeps]))
-    is_kept = fit[1] >= STRIP_MANY
+        most = STRIP_BLOCKS[itemsize][keeps and 1 + opens]
+        fit.append(min(shared_bytes_a_multiprocessor() // (sizes[-1] + 1024), most))
+    is_kept = fit[1] >= STRIP_MANY[opens]
     held, shared_bytes = fit[is_kept], sizes[is_kept]
-    if held < STRIP_FEWEST:
+    if held * (STRIP_THREADS - lost) < STRIP_OPENS if opens else held < STRIP_FEWEST:
         return False
     task.tile = (STRIP_THREADS - lost) * each
     task.tiles = -(-(task.out_columns + max(slack - 1, 0)) // task.tile)
-    task.band = _band(task.tiles * task.planes, task.out_rows, task.taps_y, multiprocessors() * held)
+    task.band = _band(task.tiles * task.planes, task.out_rows, steps * task.taps_y, multiprocessors() * held)
     task.bands = -(-task.out_rows // task.band)
-    kernel("rank", f"extreme_strip<{types}, {is_kept}, {rows}>".lower()).launch(
+    kernel("rank", f"extreme_strip<{types}, {is_kept}, {opens}, {rows}>".lower()).launch(
         (task.tiles * task.bands * task.planes,), (STRIP_THREADS,), arguments, shared_bytes=shared_bytes, stream=stream
     )
     return True

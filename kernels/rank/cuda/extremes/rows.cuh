@@ -94,8 +94,8 @@ __device__ __noinline__ Vector<Sample> vector_of(const Sample* line, int x, int 
     return shifted(found, found, max(0, min(x - begin, SAMPLES - 1)));
 }
 
-// a - b, which saturates; nodata where either is missing.
-template <typename Sample>
+// a - b, which saturates; nodata where either is missing. IS_ORDERED: no sample of b exceeds that of a.
+template <bool IS_ORDERED = false, typename Sample>
 __device__ inline Vector<Sample> difference(const Vector<Sample>& a, const Vector<Sample>& b, int has_nodata, Sample nodata) {
     Vector<Sample> found;
 #pragma unroll
@@ -107,7 +107,7 @@ __device__ inline Vector<Sample> difference(const Vector<Sample>& a, const Vecto
             found.word[k] = __vsubss2(a.word[k], b.word[k]);
         } else {
             // No sample borrows from the next.
-            found.word[k] = a.word[k] - extreme<Sample, true>(a.word[k], b.word[k]);
+            found.word[k] = a.word[k] - (IS_ORDERED ? b.word[k] : extreme<Sample, true>(a.word[k], b.word[k]));
         }
     }
     return found;

@@ -60,7 +60,8 @@ struct SlabShape {
     static constexpr int EACH = sizeof(Sample) == 4 ? 1 : 2;  // samples of a word
     static constexpr int DOWN = TAPS_Y - 1, ALONG = (TAPS_X - 1) / EACH, STEPS = OPENS ? 2 : 1, HALO = STEPS * DOWN;
     static constexpr int BATCH = DOWN == 0 ? 16 : DOWN < 12 ? 16 / DOWN * DOWN : DOWN, LEAD = (HALO + BATCH - 1) / BATCH * BATCH, ROWS = BATCHES * BATCH;  // of a batch, of a slab
-    static constexpr int RUNS_ALONG = ALONG == 0 ? 0 : (THREADS + ALONG - 1) / (ALONG + (ALONG == 0)), PITCH = (ALONG == 0 ? THREADS : RUNS_ALONG * ALONG) | 1, USED = THREADS - STEPS * ALONG - ODD;
+    static constexpr int LINE = ALONG == 0 ? 1 : ALONG < 12 ? 16 / ALONG * ALONG : ALONG, LINES = (THREADS + LINE - 1) / LINE;  // words
+    static constexpr int PITCH = LINES * LINE | 1, USED = THREADS - STEPS * ALONG - ODD, BEHIND = STEPS * ALONG + ODD;
     static constexpr int GROUP = 8;  // rows of an image to subtract that are on their way
     static constexpr int LATER = OTHERS > 0 ? 2 : 1;  // slabs from rows to results
     static_assert(ROWS <= (OTHERS > 0 ? OTHERS : THREADS) && BATCH % AHEAD == 0, "");
@@ -74,10 +75,28 @@ __device__ inline unsigned slab_word(const Sample* first, const Sample* second) 
     } else if constexpr (!PAIR) {
         return __byte_perm(static_cast<unsigned short>(__ldg(first)), static_cast<unsigned short>(__ldg(second)), 0x5410);
     } else if constexpr (sizeof(Sample) == 2) {
+#if __CUDA_ARCH__ >= 800 && defined(KEEP)
+        unsigned found;
+        unsigned long long policy;
+        asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+        asm("ld.global.nc.L2::cache_hint.b32 %0, [%1], %2;" : "=r"(found) : "l"(first), "l"(policy));
+        return found;
+#endif
         return __ldg(reinterpret_cast<const unsigned*>(first));
     } else {
         return __byte_perm(__ldg(reinterpret_cast<const unsigned short*>(first)), 0, 0x4140);
     }
+}
+
+// Again, and for the last time.
+template <bool PAIR, typename Sample>
+__device__ inline unsigned last_slab_word(const Sample* first, const Sample* second) {
+#ifdef HINT
+    if constexpr (PAIR && sizeof(Sample) == 2) return __ldcs(reinterpret_cast<const unsigned*>(first));
+    if constexpr (sizeof(Sample) == 4) return __float_as_uint(__ldcs(first));
+    if constexpr (PAIR && sizeof(Sample) == 1) return __byte_perm(__ldcs(reinterpret_cast<const unsigned short*>(first)), 0, 0x4140);
+#endif
+    return slab_word<PAIR>(first, second);
 }
 
 template <bool PAIR, typename Sample>
@@ -111,6 +130,15 @@ __device__ inline Sample* rows_on(Sample* at, int rows, unsigned pitch_bytes) {
         return reinterpret_cast<Sample*>(reinterpret_cast<unsigned long long>(at) + static_cast<unsigned long long>(pitch_bytes) * static_cast<unsigned>(rows));
 }
 
+// Bytes of a row of an image, that begin and end anywhere in it, to L2.
+__device__ inline void prefetch_row(const void* begin, const void* end) {
+#if __CUDA_ARCH__ >= 900 && defined(PREFETCH)
+    const unsigned long long from = reinterpret_cast<unsigned long long>(begin) + 15 & ~15ull;
+    const long long bytes = static_cast<long long>((reinterpret_cast<unsigned long long>(end) & ~15ull) - from);
+    if (bytes > 0) asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(static_cast<unsigned>(bytes)) : "memory");
+#endif
+}
+
 template <bool LEAST, bool OPENS, typename Shape, typename Sample>
 __device__ inline void along_row(unsigned* line) {
 #ifndef SKIP_ROWS
@@ -119,17 +147,16 @@ __device__ inline void along_row(unsigned* line) {
     Run<LEAST, Sample, OPENS ? ALONG : 1> again;
     unsigned last = 0;
 #pragma unroll 1
-    for (int run = 0; run < Shape::RUNS_ALONG; ++run) {
-        unsigned* const words = line + run * ALONG;
+    for (int i = 0; i < Shape::LINES; ++i, line += Shape::LINE) {
 #pragma unroll
-        for (int j = 0; j < ALONG; ++j) {
-            unsigned found = along.template windows<Shape::EACH == 2>(j, words[j]);
+        for (int j = 0; j < Shape::LINE; ++j) {
+            unsigned found = along.template windows<Shape::EACH == 2>(j, line[j]);
             if constexpr (OPENS) found = again.template windows<Shape::EACH == 2>(j, found);
             if constexpr (Shape::IS_ODD) {
                 const unsigned pair = __byte_perm(last, found, 0x5432);
                 last = found, found = pair;
             }
-            if (run > Shape::STEPS || (run == Shape::STEPS && j >= Shape::IS_ODD)) words[j - Shape::STEPS * ALONG - Shape::IS_ODD] = found;
+            if (i >= (Shape::BEHIND - j + Shape::LINE - 1) / Shape::LINE) line[j - Shape::BEHIND] = found;
         }
     }
 #endif
@@ -202,7 +229,7 @@ __global__ void __launch_bounds__(THREADS + OTHERS, BLOCKS) extreme_slabs(
                 const auto load = [&](int from, int end) {
 #pragma unroll
                     for (int i = 0; i < BATCH; ++i)
-                        if (i >= from && i < end) theirs[i] = slab_word<ALIGNED>(rows_on(one, i, image_pitch), rows_on(other, i, image_pitch));
+                        if (i >= from && i < end) theirs[i] = last_slab_word<ALIGNED>(rows_on(one, i, image_pitch), rows_on(other, i, image_pitch));
                 };
                 if (SUBTRACTS) load(0, Shape::GROUP);
 #pragma unroll
@@ -251,6 +278,12 @@ __global__ void __launch_bounds__(THREADS + OTHERS, BLOCKS) extreme_slabs(
             }
         }
         if (s == slabs - 1 + Shape::LATER) break;
+        if (thread < Shape::ROWS && s < slabs - 1) {
+            const int y = in_y + (s + 1) * Shape::ROWS + AHEAD + thread;
+            const Sample* const row = rows_on(in, max(0, min(y, task.rows - 1)), in_pitch);
+            const int from = c0 + task.first_x;
+            prefetch_row(row + max(from, 0), row + min(from + THREADS * EACH, task.columns));
+        }
         __syncthreads();
         if constexpr (OTHERS == 0) {
             if (thread < Shape::ROWS) along_row<LEAST, OPENS, Shape, Sample>(slab + thread * PITCH);

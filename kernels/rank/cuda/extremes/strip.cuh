@@ -12,19 +12,22 @@
 //        |
 //   along the rows     on words of one column in both rows, so that samples never move within words. The last threads of a warp
 //                      only serve others.
+//        |
+//   an opening         takes these results as rows of a second strip, whose windows have maxima: no result of the first step leaves the
+//                      multiprocessor. Edges are those of the first image, so windows must be symmetric, and edges mirrors.
 //
 // Floors of N samples of b bytes: 2 N b bytes of memory; for 16 bytes of a row, of 16 bits and a window of 51 × 51, 12 minima down,
 // 13 along and 8 permutations, of which a multiprocessor starts two a cycle for a warp, and 7 shuffles, one a cycle: 17 us of
 // 8192 × 8192 on an H200, where the memory takes 64; of bytes about as many, where it takes 32; of floats 30 of 128. Half as many again
-// for threads that serve others and rows before the first result. Measured: 0.46, 0.35 and 0.47 of a copy's speed. Three warps a scheduler
-// leave it without work most of the time.
+// for threads that serve others and rows before the first result; an opening takes twice as many. Measured: 0.46, 0.35 and 0.47 of a
+// copy's speed. Three warps a scheduler leave it without work most of the time.
 #pragma once
 
 #include "cuda/extremes/columns.cuh"
 
 // Blocks of a multiprocessor, which bound a thread's registers.
-template <typename Sample, bool KEEPS>
-constexpr int STRIP_BLOCKS = KEEPS && sizeof(Sample) > 1 ? (sizeof(Sample) == 4 ? 24 : 20) : 16;
+template <typename Sample, bool KEEPS, bool OPENS>
+constexpr int STRIP_BLOCKS = KEEPS && sizeof(Sample) > 1 ? (sizeof(Sample) == 4 && !OPENS ? 24 : 20) : 16;
 
 // Down the columns of a thread: the windows of two results share the pairs of rows before the newest. If they have an odd number of
 // rows, the row before these pairs completes the first window, and the newest pair's first row the second; if an even number, one row
@@ -124,9 +127,10 @@ __device__ __noinline__ void store_part(Sample* row, int place, Vector<Sample> f
 // Of integers; and of floats whose NaN spread, without nodata. If rows do not begin at whole vectors, threads load and store those that
 // hold their samples, and exchange the rest.
 // KEEPS: the row before those that two results share, in shared memory; it is loaded again otherwise.
+// OPENS: after the opposite extremes of the same windows, which are symmetric, or both lie in the image.
 // ROWS: 0: they begin at whole vectors, in the input and the output; 1: anywhere; 2: pixels have channels; 3: three channels.
-template <typename Sample, bool LEAST, bool KEEPS, int ROWS>
-__global__ void __launch_bounds__(32, STRIP_BLOCKS<Sample, KEEPS>) extreme_strip(
+template <typename Sample, bool LEAST, bool KEEPS, bool OPENS, int ROWS>
+__global__ void __launch_bounds__(32, STRIP_BLOCKS<Sample, KEEPS, OPENS>) extreme_strip(
     const Sample* __restrict__ in, Sample* __restrict__ out, const Sample* __restrict__ image,
     const __grid_constant__ BoxTask task, Sample cval, Sample nodata, Sample) {
     using V = Vector<Sample>;
@@ -134,10 +138,12 @@ __global__ void __launch_bounds__(32, STRIP_BLOCKS<Sample, KEEPS>) extreme_strip
     extern __shared__ ulonglong2 vectors[];
     const int lane = threadIdx.x, taps = task.taps_y, inner = ROWS == 2 ? task.inner : ROWS == 3 ? 3 : 1;
     const bool aligned_in = ROWS >= 2 ? task.aligned_in : ROWS == 0, aligned_out = ROWS >= 2 ? task.aligned_out : ROWS == 0;
-    const int reach = (task.taps_x - 1) * inner;  // columns from a window's first to its last
-    Down<Sample, LEAST, KEEPS> down(reinterpret_cast<V*>(vectors) + lane, taps);
+    // Rows of the windows of both steps, columns from a window's first to its last, and rows from a first step's result to the second's.
+    const int taps_y = OPENS ? 2 * taps - 1 : taps, reach = (OPENS ? 2 : 1) * (task.taps_x - 1) * inner, later = OPENS ? (taps - 1) / 2 * 2 + 1 : 0;
+    Down<Sample, LEAST != OPENS, KEEPS> down(reinterpret_cast<V*>(vectors) + lane, taps);
+    Down<Sample, LEAST, true> then(down.end, taps);
     const int pairs = down.pairs;
-    Column<Sample>* const line = reinterpret_cast<Column<Sample>*>(down.end - lane);
+    Column<Sample>* const line = reinterpret_cast<Column<Sample>*>((OPENS ? then.end : down.end) - lane);
     int* const from = reinterpret_cast<int*>(line + SAMPLES * THREADS) + lane;
 
     unsigned block = blockIdx.x;
@@ -145,7 +151,7 @@ __global__ void __launch_bounds__(32, STRIP_BLOCKS<Sample, KEEPS>) extreme_strip
     block /= task.tiles;
     const int number = block % task.bands, y0 = number * task.band;
     const long long plane = block / task.bands;
-    const int rows = min(task.band, task.out_rows - y0), last = rows + taps - 2;  // rows of results; the last row to read
+    const int rows = min(task.band, task.out_rows - y0), last = rows + taps_y - 2;  // rows of results; the last row to read
     if (rows <= 0) return;
     const bool upwards = number % 2 == 1;  // every other band: neighbours read the rows that both need at the same time
     const int on = upwards ? -1 : 1;
@@ -245,7 +251,7 @@ __global__ void __launch_bounds__(32, STRIP_BLOCKS<Sample, KEEPS>) extreme_strip
 
     const Sample *coming = row_at(2 * pairs + 2), *going = row_at(1);
     const long long out_step = on * static_cast<long long>(task.out_pitch);
-    Sample* target = out + (out_y - on) * static_cast<long long>(task.out_pitch) + column;
+    Sample* target = out + (out_y - (1 + later) * on) * static_cast<long long>(task.out_pitch) + column;
     const auto store = [&](Sample* to, V found, const V& theirs) {
         const int by = aligned_out ? 0 : past_of(to), place = column - by;
         if (!aligned_out) found = from_last(found, by);
@@ -255,16 +261,17 @@ __global__ void __launch_bounds__(32, STRIP_BLOCKS<Sample, KEEPS>) extreme_strip
             for (int k = 0; k < V::WORDS; ++k)
                 if (is_nan(__uint_as_float(found.word[k]))) found.word[k] = bits_of(not_a_number<float>());
         }
+        constexpr bool IS_ORDERED = OPENS && ROWS == 0;  // not beyond the ends of rows, which vectors may hold otherwise
         if (task.subtracts) {
             const V &more = LEAST ? found : theirs, &less = LEAST ? theirs : found;
-            found = difference(more, less, 0, nodata);
+            found = difference<IS_ORDERED>(more, less, 0, nodata);
         }
         if (aligned_out || (place >= 0 && place + SAMPLES <= task.out_columns)) store_vector(to - by, found);
         else store_part(to - column, place, found, task.out_columns);
     };
     // The vector of the image that belongs to what is stored, whose row begins at `other`.
     const long long image_step = on * task.image_pitch;
-    const Sample* other = image + (out_y - on) * task.image_pitch;
+    const Sample* other = image + (out_y - (1 + later) * on) * task.image_pitch;
     const auto image_at = [&](const Sample* other, const Sample* to) {
         if (ROWS == 0 && task.aligned_image) return loaded_vector(other + column);
         const int place = column - (aligned_out ? 0 : past_of(to));
@@ -273,7 +280,7 @@ __global__ void __launch_bounds__(32, STRIP_BLOCKS<Sample, KEEPS>) extreme_strip
         return vector_at(other + place, place + 2 * SAMPLES <= task.out_columns);
     };
 #pragma unroll 1
-    for (int r = -1; r < rows; r += 2) {
+    for (int r = -1 - later; r < rows; r += 2) {
         Column<Sample> many[SAMPLES];
         settle(next, next_by);
         if constexpr (!KEEPS) settle(old, old_by);
@@ -281,10 +288,10 @@ __global__ void __launch_bounds__(32, STRIP_BLOCKS<Sample, KEEPS>) extreme_strip
         V theirs[2];
         if (task.subtracts && is_used) {
             if (r >= 0) theirs[0] = image_at(other, target);
-            if (r + 1 < rows) theirs[1] = image_at(other + image_step, target + out_step);
+            if (r >= -1 && r + 1 < rows) theirs[1] = image_at(other + image_step, target + out_step);
         }
         if (r + 2 < rows) {
-            const int n = r + 2 * pairs + 3;
+            const int n = r + later + 2 * pairs + 3;
             if (is_safe(KEEPS ? n : n - 2 * pairs - 1, n + 2)) {
                 load(next, next_by, coming);
                 if constexpr (!KEEPS) load(old, old_by, going);
@@ -311,13 +318,22 @@ __global__ void __launch_bounds__(32, STRIP_BLOCKS<Sample, KEEPS>) extreme_strip
         if constexpr (ROWS == 2) {
             windows_apart<LEAST>(many, first, task.taps_x, inner, line);
         } else {
-            move(many, first);
-            windows_along<LEAST, ROWS == 3 ? 3 : 1>(many, task.taps_x);
+            if constexpr (!OPENS) move(many, first);
+            windows_along<LEAST != OPENS, ROWS == 3 ? 3 : 1>(many, task.taps_x);
         }
         V found[2];
         to_rows<Sample>(many, found[0], found[1]);
+        if constexpr (OPENS) {
+            then.add(found[0], found[1], V(), many);
+            then.turn_back();
+            if (r >= -1) {
+                move(many, first);
+                windows_along<LEAST, 1>(many, task.taps_x);
+            }
+            to_rows<Sample>(many, found[0], found[1]);
+        }
         if (r >= 0) store(target, found[0], theirs[0]);
-        if (r + 1 < rows) store(target + out_step, found[1], theirs[1]);
+        if (r >= -1 && r + 1 < rows) store(target + out_step, found[1], theirs[1]);
         target += 2 * out_step, other += 2 * image_step;
     }
 }
