@@ -18,6 +18,7 @@ from kernels.smoothing.cuda.boxes.running import exact_division
 from kernels.smoothing.cuda.fused import MAX_BLOCKS, MAX_LENGTH, SECTOR_BYTES, VECTOR_BYTES, View, view_of
 from kernels.smoothing.window import Window
 
+CLUSTER = 1
 START_THREADS = 64
 STATIC_BYTES = 6144
 SLACK_BYTES = 64  # of a row in shared memory: the rest of its first sector and last word
@@ -96,11 +97,9 @@ def run(image: Any, windows: Sequence[Window], cval: float, out: Any, stream: An
     kernel("smoothing", f"box_starts<{C_TYPES[dtype.name]}>").launch(
         (blocks,), (START_THREADS,), (image, starts, sweep), stream=stream
     )
-    total = next(total for total in TOTALS[dtype.itemsize] if _division(sweep.samples, dtype, total))
-    sweep.multiplier, sweep.shift = _division(sweep.samples, dtype, total)
-    shape = SHAPES[dtype.itemsize, view.channels]
+    shape, total = SHAPES[dtype.itemsize, view.channels], _total(sweep.samples, dtype)
     kernel("smoothing", shape.entry(C_TYPES[dtype.name], view.channels, total)).launch(
-        (view.planes * sweep.bands * sweep.tiles,), (cut.threads + 32,), (image, out, starts, sweep),
+        (view.planes * (sweep.bands if CLUSTER == 1 else up_to(sweep.bands, CLUSTER * sweep.parts)) * sweep.tiles,), (cut.threads + 32,), (image, out, starts, sweep),
         shared_bytes=cut.shared_bytes, stream=stream,
     )  # fmt: skip
     return [starts]
@@ -175,22 +174,27 @@ def _sweep(view: View, dtype: np.dtype[Any], cval: float, cut: Cut) -> Sweep:
     before_x, taps_x, mode_x = (0, 1, "reflect") if across is None else (across.before, across.taps, across.mode)
     out_rows, out_columns = _output(view)
     samples = taps_y * taps_x
+    multiplier, shift = _division(samples, dtype)
     return Sweep(
         rows=view.rows, out_rows=out_rows, columns=view.columns, out_columns=out_columns,
         before_y=before_y, taps_y=taps_y, mode_y=MODES.index(mode_y),
         before_x=before_x, taps_x=taps_x, mode_x=MODES.index(mode_x),
         tiles=cut.tiles, outputs=cut.outputs * view.channels, pitch=cut.pitch,
         bands=cut.bands, parts=cut.parts, span=cut.span, channels=view.channels,
-        fill=int(cval) & 0xFFFF, samples=samples, extra=_extra(view, dtype),
+        fill=int(cval) & 0xFFFF, samples=samples, multiplier=multiplier, shift=shift, extra=_extra(view, dtype),
     )  # fmt: skip
 
 
-def _division(samples: int, dtype: np.dtype[Any], total: str) -> tuple[int, int] | None:
-    """The multiplier and the shift of struct Sweep; None if the sums of windows do not fit 32 bits, as they should."""
-    if total == "unsigned":
-        return exact_division(samples, dtype) if samples << 8 * dtype.itemsize <= 1 << 32 else None
+def _total(samples: int, dtype: np.dtype[Any]) -> str:
+    """The C type of a window's sum: that of bytes fits 32 bits, up to 4096 x 4096 samples."""
+    return TOTALS[dtype.itemsize][dtype.itemsize == 1 and samples > 1 << 24]
+
+
+def _division(samples: int, dtype: np.dtype[Any]) -> tuple[int, int]:
+    """The multiplier and the shift of struct Sweep, for sums of 32 bits or for rests."""
+    whole = exact_division(samples, dtype) if _total(samples, dtype) == "unsigned" else None
     shift = samples.bit_length() - 1 - (samples & samples - 1 == 0)
-    return -(-(1 << 32 + shift) // samples), shift
+    return whole or (-(-(1 << 32 + shift) // samples), shift)
 
 
 def _extra(view: View, dtype: np.dtype[Any]) -> int:
