@@ -6,6 +6,7 @@
 #include "borders.cuh"
 #include "bulk_copy.cuh"
 #include "samples.cuh"
+#include "shifted.cuh"
 #include "cuda/boxes/running.cuh"
 
 //   box_starts   column sums of the rows that the first window of a band has and that of the next band has not
@@ -25,7 +26,7 @@
 // Measured: box_starts 150 us, box_sweep 394 us; u8 RGB 90 us and 323 us.
 
 #ifndef START_UNROLL
-#define START_UNROLL 6
+#define START_UNROLL 8
 #endif
 #ifndef SWEEP_CLUSTER
 #define SWEEP_CLUSTER 1
@@ -75,6 +76,9 @@ __device__ inline void multicast_load(unsigned shared, const void* global, int b
 #define CLUSTER_DIMS
 #endif
 
+#ifndef START_BLOCKS
+#define START_BLOCKS 14
+#endif
 constexpr int START_THREADS = 64;
 constexpr unsigned short CONSTANT_SOURCE = 0xFFFF, FAR_SOURCE = 0xFFFE;
 
@@ -106,7 +110,7 @@ __device__ inline unsigned sample_of(const unsigned* word, int k) {
 }
 
 template <typename Sample>
-__global__ void __launch_bounds__(START_THREADS, 16)
+__global__ void __launch_bounds__(START_THREADS, START_BLOCKS)
 box_starts(const Sample* __restrict__ in, unsigned* __restrict__ sums, Sweep sweep) {
     constexpr int EACH = 16 / sizeof(Sample), SIZE = START_THREADS * EACH;
     const int row_samples = sweep.columns * sweep.channels, thread = threadIdx.x;
@@ -119,22 +123,38 @@ box_starts(const Sample* __restrict__ in, unsigned* __restrict__ sums, Sweep swe
     const bool inside = first >= 0 && first + rows <= sweep.rows;
     const auto row_of = [&](int row) { return inside ? row : border_index(row, sweep.rows, sweep.mode_y); };
     const auto line_of = [&](int row) { return source + static_cast<long long>(row) * row_samples; };
-    // A thread has a vector of neighbours, otherwise samples START_THREADS apart.
-    const bool vectors = sweep.aligned && tile + SIZE <= row_samples && (inside || sweep.mode_y != CONSTANT);
-    if (vectors) {
-#pragma unroll START_UNROLL
-        for (int row = first; row < first + rows; ++row) {
-            const Sample* line = line_of(row_of(row)) + thread * EACH;
-            const uint4 found = __ldg(reinterpret_cast<const uint4*>(line));
-            const unsigned word[] = {found.x, found.y, found.z, found.w};
+    // A thread has a vector of neighbours, otherwise samples START_THREADS apart. Unaligned ones take some samples behind.
+    const bool vectors = tile + SIZE + (sweep.aligned ? 0 : EACH) <= row_samples && (inside || sweep.mode_y != CONSTANT);
+    // The lanes find 32 rows, and a thread begins ROWS loads before it adds.
+    const auto add_vectors = [&](auto at_once, auto load) {
+        constexpr int ROWS = at_once.value;
+        const int last = first + rows - 1, lane = thread % 32;
+        int found_rows = 0;
+#pragma unroll 1
+        for (int begin = first; begin <= last; begin += ROWS) {
+            if ((begin - first) % 32 == 0) found_rows = row_of(min(begin + lane, last));
+            uint4 found[ROWS];
 #pragma unroll
-            for (int k = 0; k < EACH; ++k) sum[k] += sample_of<Sample>(word, k);
+            for (int k = 0; k < ROWS; ++k)
+                found[k] = load(line_of(__shfl_sync(WHOLE_WARP, found_rows, (begin - first + k) % 32)) + thread * EACH);
+#pragma unroll
+            for (int k = 0; k < ROWS; ++k) {
+                const unsigned word[] = {found[k].x, found[k].y, found[k].z, found[k].w};
+                if (begin + k > last) break;
+#pragma unroll
+                for (int i = 0; i < EACH; ++i) sum[i] += sample_of<Sample>(word, i);
+            }
         }
+    };
+    if (vectors && sweep.aligned) {
+        add_vectors(Known<START_UNROLL>(), [](const Sample* at) { return __ldg(reinterpret_cast<const uint4*>(at)); });
+    } else if (vectors) {
+        add_vectors(Known<START_UNROLL / 2>(), [](const Sample* at) { return load_anywhere(at); });
     } else {
         int place[EACH];
 #pragma unroll
         for (int k = 0; k < EACH; ++k) place[k] = min(k * START_THREADS + thread, row_samples - 1 - tile);
-#pragma unroll (16 / EACH)
+#pragma unroll (32 / EACH)
         for (int row = first; row < first + rows; ++row) {
             const int from = row_of(row);
             const Sample* line = line_of(max(from, 0));
