@@ -28,58 +28,17 @@
 #ifndef START_UNROLL
 #define START_UNROLL 8
 #endif
-#ifndef SWEEP_CLUSTER
-#define SWEEP_CLUSTER 1
-#endif
-constexpr int CLUSTER = SWEEP_CLUSTER;
-__device__ inline void cluster_barrier() {
-#if __CUDA_ARCH__ >= 900
-    if constexpr (CLUSTER > 1) {
-        asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-        asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-    }
-#endif
-}
-__device__ inline void arrive_remote(const void* barrier, int rank) {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("{\n.reg .b32 at;\nmapa.shared::cluster.u32 at, %0, %1;\nmbarrier.arrive.release.cluster.shared::cluster.b64 _, [at];\n}" ::"r"(
-                     shared_address(barrier)),
-                 "r"(rank)
-                 : "memory");
-#endif
-}
-__device__ inline void wait_for_cluster(unsigned arrival, int phase) {
-#if __CUDA_ARCH__ >= 900
-    asm volatile(
-        "{\n.reg .pred done;\nwaiting:\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n@!done bra waiting;\n}" ::"r"(
-            arrival),
-        "r"(phase & 1)
-        : "memory");
-#endif
-}
-__device__ inline void announce(unsigned arrival, int bytes) {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(arrival), "r"(bytes) : "memory");
-#endif
-}
-__device__ inline void multicast_load(unsigned shared, const void* global, int bytes, unsigned arrival, unsigned short mask, unsigned long long policy) {
-#if __CUDA_ARCH__ >= 900
-    asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_hint [%0], [%1], %2, [%3], %4, %5;" ::"r"(shared),
-        "l"(global), "r"(bytes), "r"(arrival), "h"(mask), "l"(policy)
-        : "memory");
-#endif
-}
-#if SWEEP_CLUSTER > 1
-#define CLUSTER_DIMS __cluster_dims__(SWEEP_CLUSTER, 1, 1)
-#else
-#define CLUSTER_DIMS
-#endif
-
 #ifndef START_BLOCKS
 #define START_BLOCKS 14
 #endif
-constexpr int START_THREADS = 64;
+#ifndef START_TURN
+#define START_TURN 37
+#define START_TURN_TILE 0
+#endif
+#ifndef START_T
+#define START_T 64
+#endif
+constexpr int START_THREADS = START_T;
 constexpr unsigned short CONSTANT_SOURCE = 0xFFFF, FAR_SOURCE = 0xFFFE;
 
 struct Sweep {
@@ -129,10 +88,14 @@ box_starts(const Sample* __restrict__ in, unsigned* __restrict__ sums, Sweep swe
     const auto add_vectors = [&](auto at_once, auto load) {
         constexpr int ROWS = at_once.value;
         const int last = first + rows - 1, lane = thread % 32;
+        const int turn = (band * START_TURN + tile / SIZE * START_TURN_TILE) % max(rows, 1);
         int found_rows = 0;
 #pragma unroll 1
         for (int begin = first; begin <= last; begin += ROWS) {
-            if ((begin - first) % 32 == 0) found_rows = row_of(min(begin + lane, last));
+            if ((begin - first) % 32 == 0) {
+                const int row = min(begin + lane, last) + turn;
+                found_rows = row_of(row > last ? row - rows : row);
+            }
             uint4 found[ROWS];
 #pragma unroll
             for (int k = 0; k < ROWS; ++k)
@@ -211,7 +174,7 @@ struct BlockSums {
 
 // WORDS: of a row that a thread sums, preferably odd, so that lanes read from different banks. ROWS: of a step.
 template <typename Sample, int CHANNELS, int WORDS, int THREADS, int ROWS, typename Sum>
-__global__ void CLUSTER_DIMS __launch_bounds__(THREADS, 1)
+__global__ void __launch_bounds__(THREADS, 1)
 box_sweep(const Sample* __restrict__ in, Sample* __restrict__ out, const unsigned* __restrict__ starts, Sweep sweep) {
     constexpr int BYTES = sizeof(Sample), A_WORD = 4 / BYTES, SAMPLES = WORDS * A_WORD, SLOTS = 2 * ROWS;
     constexpr bool WHOLE = sizeof(Sum) == 4;  // whether the sum of a window, and half of its samples, fits 32 bits
@@ -220,25 +183,17 @@ box_sweep(const Sample* __restrict__ in, Sample* __restrict__ out, const unsigne
     __shared__ BlockSums<unsigned, CHANNELS * ROWS> sums[2];  // of odd and even steps
     __shared__ BlockSums<Sum, CHANNELS> first_sums;
     __shared__ Staged<ROWS> staged;
-    __shared__ __align__(8) unsigned long long arrivals[2], completed[2], freed[2];  // of the stages' rows
+    __shared__ __align__(8) unsigned long long arrivals[2], completed[2];  // of the stages' rows
     const int pitch = sweep.pitch, warps = blockDim.x / 32 - 1, threads = 32 * warps;  // but for the last, which brings rows
     const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
     unsigned* results = reinterpret_cast<unsigned*>(shared + 2 * SLOTS * pitch) + warp * ROWS * 32 * WORDS;
     unsigned short* source = reinterpret_cast<unsigned short*>(shared + 2 * SLOTS * pitch + 4 * ROWS * threads * WORDS);  // of pixels beyond the ends
 
-    const int rank = blockIdx.x % CLUSTER, parity = rank & 1;
-    const int groups = (sweep.bands + CLUSTER * sweep.parts - 1) / (CLUSTER * sweep.parts);
-    const int tile = blockIdx.x / CLUSTER % sweep.tiles, part_of_span = blockIdx.x / CLUSTER / sweep.tiles % sweep.parts;
-    const int group = blockIdx.x / CLUSTER / sweep.tiles / sweep.parts % groups;
-    const int band = CLUSTER == 1 ? blockIdx.x / sweep.tiles % sweep.bands : (group * CLUSTER + rank) * sweep.parts + part_of_span;
-    const long long plane = CLUSTER == 1 ? blockIdx.x / sweep.tiles / sweep.bands : blockIdx.x / CLUSTER / sweep.tiles / sweep.parts / groups;
+    const int tile = blockIdx.x % sweep.tiles, band = blockIdx.x / sweep.tiles % sweep.bands;
+    const long long plane = blockIdx.x / sweep.tiles / sweep.bands;
     const int row_samples = sweep.columns * CHANNELS, out_samples = sweep.out_columns * CHANNELS;
     const int x = tile * sweep.outputs, wanted = min(sweep.outputs, out_samples - x), reach = sweep.taps_x * CHANNELS;
-    const auto height_of = [&](int band) { return min(sweep.begin(band + 1), sweep.out_rows) - sweep.begin(band); };
-    const int height = height_of(band);
-    const bool alike_spans = CLUSTER > 1 && sweep.span == sweep.taps_y;
-    const bool gives = alike_spans && rank + 1 < CLUSTER && band + sweep.parts < sweep.bands && height_of(band + sweep.parts) == height;
-    const bool given = alike_spans && rank > 0 && band < sweep.bands && height_of(band - sweep.parts) == height;
+    const int height = min(sweep.begin(band + 1), sweep.out_rows) - sweep.begin(band);
     const int steps = (height + ROWS - 2) / ROWS;  // after the first row
     // The strip begins a pixel before its first window.
     const int left = x - (sweep.mode_x == VALID ? 0 : sweep.before_x * CHANNELS) - CHANNELS, span = wanted + reach;
@@ -260,8 +215,7 @@ box_sweep(const Sample* __restrict__ in, Sample* __restrict__ out, const unsigne
         constexpr int LANES = 32 / SLOTS;
         const int k = lane / LANES, part = lane % LANES, stage = step % 2;
         const int after_first = min(step * ROWS + k / 2, height - 2);
-        const bool enters = k % 2 == parity;
-        const int row = border_index(first + after_first + (enters ? sweep.taps_y : 0), sweep.rows, sweep.mode_y);
+        const int row = border_index(first + after_first + (k % 2 == 0 ? sweep.taps_y : 0), sweep.rows, sweep.mode_y);
         unsigned char* slot = shared + (stage * SLOTS + k) * pitch;
         const Sample* line = line_of(max(row, 0));
         const long long begin = reinterpret_cast<long long>(line) + static_cast<long long>(left) * BYTES;
@@ -274,23 +228,8 @@ box_sweep(const Sample* __restrict__ in, Sample* __restrict__ out, const unsigne
         const int count = row < 0 ? 0 : to - from;
         if (part == 0) staged.row[stage][k] = row, staged.skew[stage][k] = skew;
 #if __CUDA_ARCH__ >= 900
-        if constexpr (CLUSTER == 1) {
-            if (part == 0)
-                bulk_load(shared_address(slot + 16 * from), base, 16 * count, shared_address(&arrivals[stage]), bulk_policy(enters));
-        } else {
-            if (gives) wait_for_cluster(shared_address(&freed[stage]), step / 2);
-            __syncwarp();
-            if (part == 0) {
-                const unsigned arrival = shared_address(&arrivals[stage]), place = shared_address(slot + 16 * from);
-                announce(arrival, 16 * count);
-                if (count > 0 && (enters || !given)) {
-                    if (enters && gives) multicast_load(place, base, 16 * count, arrival, 3 << rank, bulk_policy(true));
-                    else {
-                        multicast_load(place, base, 16 * count, arrival, 1 << rank, bulk_policy(enters));
-                    }
-                }
-            }
-        }
+        if (part == 0)
+            bulk_load(shared_address(slot + 16 * from), base, 16 * count, shared_address(&arrivals[stage]), bulk_policy(k % 2 == 0));
 #else
         for (int v = part; v < count; v += LANES) copy_16_bytes(slot + 16 * (from + v), base + 16 * v);
 #endif
@@ -359,26 +298,12 @@ box_sweep(const Sample* __restrict__ in, Sample* __restrict__ out, const unsigne
     if (thread < 2) {
         init_arrival(&arrivals[thread], SLOTS);
         init_arrival(&completed[thread], 32);
-        init_arrival(&freed[thread], 1);
     }
     fence_bulk_copies();
-    if constexpr (CLUSTER > 1) {
-        __syncthreads();
-        cluster_barrier();
-        if (band >= sweep.bands) {
-            cluster_barrier();
-            return;
-        }
-    }
-    const auto free_stage = [&](int stage) {
-        if (given && lane == 0) arrive_remote(&freed[stage], rank - 1);
-    };
     if (warp == warps) {
         __syncthreads();  // the others have the column sums,
         __syncthreads();  // add up the first windows,
         __syncthreads();  // and no longer need the column sums, whose place the rows take
-        free_stage(0);
-        free_stage(1);
         ask(0);
 #if __CUDA_ARCH__ < 900
         complete(0);
@@ -396,12 +321,10 @@ box_sweep(const Sample* __restrict__ in, Sample* __restrict__ out, const unsigne
             if (step + 1 < steps) __syncthreads();
             ask(step + 2);
 #else
-            free_stage(step % 2);
             ask(step + 2);
             complete(step + 1);
 #endif
         }
-        cluster_barrier();
         return;
     }
     // The column sums of the first window, in the place of the rows; several at once, since each waits for L2.
@@ -500,9 +423,9 @@ box_sweep(const Sample* __restrict__ in, Sample* __restrict__ out, const unsigne
         unsigned change[ROWS][SAMPLES], total[ROWS * CHANNELS], share[ROWS * CHANNELS] = {}, earlier[ROWS * CHANNELS];
 #pragma unroll
         for (int k = 0; k < ROWS; ++k) {
-            const int slot = step % 2 * SLOTS + 2 * k, skew = staged.skew[step % 2][2 * k + parity];
-            const unsigned char* entering = shared + (slot + parity) * pitch + skew;
-            const unsigned char* leaving = shared + (slot + 1 - parity) * pitch + staged.skew[step % 2][2 * k + 1 - parity];
+            const int slot = step % 2 * SLOTS + 2 * k, skew = staged.skew[step % 2][2 * k];
+            const unsigned char* entering = shared + slot * pitch + skew;
+            const unsigned char* leaving = shared + (slot + 1) * pitch + staged.skew[step % 2][2 * k + 1];
             window_changes<Sample, CHANNELS>(change[k], reinterpret_cast<unsigned(&)[CHANNELS]>(total[k * CHANNELS]),
                                              entering + thread * 4 * WORDS, leaving + thread * 4 * WORDS, reach * BYTES, 0xFF01u,
                                              0x01FFu, alike, skew % 4);
@@ -536,5 +459,4 @@ box_sweep(const Sample* __restrict__ in, Sample* __restrict__ out, const unsigne
         await(step + 1);
     }
     wait_for_bulk_stores();  // before the block's shared memory is freed
-    cluster_barrier();
 }

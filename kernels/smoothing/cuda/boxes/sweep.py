@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from kernels.runtime.launch import kernel, multiprocessors, shared_bytes_a_block
+from kernels.runtime.launch import SHARED_BYTES_WITHOUT_ASKING, kernel, multiprocessors, shared_bytes_a_block
 from kernels.smoothing.borders import MODES
 from kernels.smoothing.cuda import tuning
 from kernels.smoothing.cuda.block_partition import up_to
@@ -18,7 +18,6 @@ from kernels.smoothing.cuda.boxes.running import exact_division
 from kernels.smoothing.cuda.fused import MAX_BLOCKS, MAX_LENGTH, SECTOR_BYTES, VECTOR_BYTES, View, view_of
 from kernels.smoothing.window import Window
 
-CLUSTER = 1
 START_THREADS = 64
 STATIC_BYTES = 6144
 SLACK_BYTES = 64  # of a row in shared memory: the rest of its first sector and last word
@@ -99,7 +98,7 @@ def run(image: Any, windows: Sequence[Window], cval: float, out: Any, stream: An
     )
     shape, total = SHAPES[dtype.itemsize, view.channels], _total(sweep.samples, dtype)
     kernel("smoothing", shape.entry(C_TYPES[dtype.name], view.channels, total)).launch(
-        (view.planes * (sweep.bands if CLUSTER == 1 else up_to(sweep.bands, CLUSTER * sweep.parts)) * sweep.tiles,), (cut.threads + 32,), (image, out, starts, sweep),
+        (view.planes * sweep.bands * sweep.tiles,), (cut.threads + 32,), (image, out, starts, sweep),
         shared_bytes=cut.shared_bytes, stream=stream,
     )  # fmt: skip
     return [starts]
@@ -133,6 +132,7 @@ def _cuts(view: View, dtype: np.dtype[Any]) -> list[Cut]:
         pitch = up_to((threads * samples + taps_x * channels) * dtype.itemsize + SLACK_BYTES, SECTOR_BYTES)
         # Rows of two steps, results, and the sources of pixels beyond the edges.
         shared = shape.rows * (4 * pitch + 4 * threads * shape.words) + 2 * _beyond(view, outputs)
+        shared = max(shared, SHARED_BYTES_WITHOUT_ASKING + 1)  # the static ones may pass that
         at_once = min((shared_bytes_a_block() + 1024) // (shared + STATIC_BYTES), shape.threads // (threads + 32))
         if at_once == 0 or outputs * (tiles - 1) >= out_columns:
             continue
