@@ -141,7 +141,7 @@ box_starts(const Sample* __restrict__ in, unsigned* __restrict__ sums, Sweep swe
 // Two stages of the rows of a step in shared memory, each as it lies in memory: entering, leaving, entering, leaving …
 template <int ROWS>
 struct Staged {
-    int row[2][2 * ROWS], skew[2][2 * ROWS];  // -1: a row of the constant; bytes between the slot's start and the strip's
+    int row[2][2 * ROWS], begin[2][2 * ROWS];  // -1: a row of the constant; where the strip begins in shared memory
 };
 
 template <typename T>
@@ -226,7 +226,7 @@ box_sweep(const Sample* __restrict__ in, Sample* __restrict__ out, const unsigne
         const int to = max(min((skew + high * BYTES + 15) >> 4, row_end >> 4), from);
         const unsigned char* base = reinterpret_cast<const unsigned char*>(begin - skew) + 16 * from;
         const int count = row < 0 ? 0 : to - from;
-        if (part == 0) staged.row[stage][k] = row, staged.skew[stage][k] = skew;
+        if (part == 0) staged.row[stage][k] = row, staged.begin[stage][k] = (stage * SLOTS + k) * pitch + skew;
 #if __CUDA_ARCH__ >= 900
         if (part == 0)
             bulk_load(shared_address(slot + 16 * from), base, 16 * count, shared_address(&arrivals[stage]), bulk_policy(k % 2 == 0));
@@ -257,7 +257,7 @@ box_sweep(const Sample* __restrict__ in, Sample* __restrict__ out, const unsigne
         __syncwarp();
         Sample* samples[SLOTS];
 #pragma unroll
-        for (int k = 0; k < SLOTS; ++k) samples[k] = reinterpret_cast<Sample*>(shared + (stage * SLOTS + k) * pitch + staged.skew[stage][k]);
+        for (int k = 0; k < SLOTS; ++k) samples[k] = reinterpret_cast<Sample*>(shared + staged.begin[stage][k]);
 #pragma unroll 2
         for (int j = lane; j < beyond; j += 32) {
             const int i = (j < before ? j : j - before + after) * CHANNELS, from = source[j];
@@ -276,7 +276,7 @@ box_sweep(const Sample* __restrict__ in, Sample* __restrict__ out, const unsigne
 #pragma unroll 1
             for (int part = 0; part < SLOTS * CHANNELS; ++part) {
                 const int c = part / SLOTS, k = part % SLOTS, row = staged.row[stage][k];
-                *(reinterpret_cast<Sample*>(shared + (stage * SLOTS + k) * pitch + staged.skew[stage][k]) + i + c) =
+                *(reinterpret_cast<Sample*>(shared + staged.begin[stage][k]) + i + c) =
                     from == CONSTANT_SOURCE || row < 0 ? static_cast<Sample>(sweep.fill) : __ldg(line_of(row) + place_of(i + c));
             }
         }
@@ -423,12 +423,11 @@ box_sweep(const Sample* __restrict__ in, Sample* __restrict__ out, const unsigne
         unsigned change[ROWS][SAMPLES], total[ROWS * CHANNELS], share[ROWS * CHANNELS] = {}, earlier[ROWS * CHANNELS];
 #pragma unroll
         for (int k = 0; k < ROWS; ++k) {
-            const int slot = step % 2 * SLOTS + 2 * k, skew = staged.skew[step % 2][2 * k];
-            const unsigned char* entering = shared + slot * pitch + skew;
-            const unsigned char* leaving = shared + (slot + 1) * pitch + staged.skew[step % 2][2 * k + 1];
+            const int begin = staged.begin[step % 2][2 * k];
+            const unsigned char *entering = shared + begin, *leaving = shared + staged.begin[step % 2][2 * k + 1];
             window_changes<Sample, CHANNELS>(change[k], reinterpret_cast<unsigned(&)[CHANNELS]>(total[k * CHANNELS]),
                                              entering + thread * 4 * WORDS, leaving + thread * 4 * WORDS, reach * BYTES, 0xFF01u,
-                                             0x01FFu, alike, skew % 4);
+                                             0x01FFu, alike, begin % 4);
 #pragma unroll 1
             for (int i = thread * CHANNELS; i < reach; i += threads * CHANNELS)
 #pragma unroll
