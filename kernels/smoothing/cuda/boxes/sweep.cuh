@@ -338,7 +338,7 @@ box_sweep(const Sample* __restrict__ in, Sample* __restrict__ out, const unsigne
         unsigned sum[AT_ONCE] = {};
 #pragma unroll
         for (int q = 0; q < AT_ONCE; ++q) from[q] = place_of(min(begin + q * threads, span - 1));
-#pragma unroll 2
+#pragma unroll 8
         for (int k = 0; k < sweep.parts; ++k)
 #pragma unroll
             for (int q = 0; q < AT_ONCE; ++q)
