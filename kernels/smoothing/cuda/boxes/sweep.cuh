@@ -414,7 +414,6 @@ box_sweep(const Sample* __restrict__ in, Sample* __restrict__ out, const unsigne
     };
     give(0);
     store(1);
-    __syncthreads();
     await(0);
 
     const bool alike = row_samples * BYTES % 4 == 0;  // whether all rows start at the same byte of a word
