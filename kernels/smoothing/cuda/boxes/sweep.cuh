@@ -31,14 +31,7 @@
 #ifndef START_BLOCKS
 #define START_BLOCKS 14
 #endif
-#ifndef START_TURN
-#define START_TURN 37
-#define START_TURN_TILE 0
-#endif
-#ifndef START_T
-#define START_T 64
-#endif
-constexpr int START_THREADS = START_T;
+constexpr int START_THREADS = 64;
 constexpr unsigned short CONSTANT_SOURCE = 0xFFFF, FAR_SOURCE = 0xFFFE;
 
 struct Sweep {
@@ -88,22 +81,19 @@ box_starts(const Sample* __restrict__ in, unsigned* __restrict__ sums, Sweep swe
     const auto add_vectors = [&](auto at_once, auto load) {
         constexpr int ROWS = at_once.value;
         const int last = first + rows - 1, lane = thread % 32;
-        const int turn = (band * START_TURN + tile / SIZE * START_TURN_TILE) % max(rows, 1);
         int found_rows = 0;
 #pragma unroll 1
         for (int begin = first; begin <= last; begin += ROWS) {
-            if ((begin - first) % 32 == 0) {
-                const int row = min(begin + lane, last) + turn;
-                found_rows = row_of(row > last ? row - rows : row);
-            }
-            uint4 found[ROWS];
+            if ((begin - first) % 32 == 0) found_rows = row_of(min(begin + lane, last));
+            uint4 found[ROWS] = {};
 #pragma unroll
-            for (int k = 0; k < ROWS; ++k)
-                found[k] = load(line_of(__shfl_sync(WHOLE_WARP, found_rows, (begin - first + k) % 32)) + thread * EACH);
+            for (int k = 0; k < ROWS; ++k) {
+                const int row = __shfl_sync(WHOLE_WARP, found_rows, (begin - first + k) % 32);
+                if (begin + k <= last) found[k] = load(line_of(row) + thread * EACH);
+            }
 #pragma unroll
             for (int k = 0; k < ROWS; ++k) {
                 const unsigned word[] = {found[k].x, found[k].y, found[k].z, found[k].w};
-                if (begin + k > last) break;
 #pragma unroll
                 for (int i = 0; i < EACH; ++i) sum[i] += sample_of<Sample>(word, i);
             }
