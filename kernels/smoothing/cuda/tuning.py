@@ -54,8 +54,8 @@ SWEEP = {
     (1, 2): {"words": 7, "threads": 384, "rows": 2},
     (1, 3): {"words": 9, "threads": 384, "rows": 2},
     (1, 4): {"words": 7, "threads": 384, "rows": 2},
-    (2, 1): {"words": 9, "threads": 768, "rows": 1},
-    (2, 2): {"words": 9, "threads": 768, "rows": 1},
-    (2, 3): {"words": 9, "threads": 768, "rows": 1},
+    (2, 1): {"words": 9, "threads": 512, "rows": 2},
+    (2, 2): {"words": 9, "threads": 512, "rows": 2},
+    (2, 3): {"words": 15, "threads": 512, "rows": 1},
     (2, 4): {"words": 10, "threads": 768, "rows": 1},
 }

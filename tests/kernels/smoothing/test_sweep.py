@@ -27,7 +27,8 @@ def planned(shape: tuple[int, ...], sizes: tuple[int, int], dtype: str) -> tuple
 
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "int16"])
 @pytest.mark.parametrize(
-    "sizes", [(1023, 1023), (256, 2), (2, 256), (255, 257), (512, 1024), (1, 4001), (4001, 2), (4096, 4096), (4099, 4099)]
+    "sizes",
+    [(1023, 1023), (256, 2), (2, 256), (255, 257), (512, 1024), (1, 4001), (4001, 2), (4096, 4096), (4099, 4099)],
 )
 def test_the_division_is_exact_for_every_sum_that_occurs(sizes: tuple[int, int], dtype: str) -> None:
     found, _ = planned((5000, 6000), sizes, dtype)

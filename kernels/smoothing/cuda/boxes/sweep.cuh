@@ -10,28 +10,24 @@
 #include "cuda/boxes/running.cuh"
 
 //   box_starts   column sums of the rows that the first window of a band has and that of the next band has not
-//   box_sweep    a block goes down a band of a strip; the window of row y is that of row y - 1 plus the sum across of
-//                D[x] = entering row - leaving row. A thread has neighbouring windows, whose sums differ by D at their two edges:
-//     sums of these differences in the thread and the warp, and a share of the strip's first window -> barrier
-//     -> sums of the threads before -> divide -> the warp stores -> [the next rows arrive] -> pixels beyond the edge
-//     -> barrier, at edges only
-//   The last warp meets the others at these barriers, and asks for the rows after the next once their place is free.
-// A result is kept as its mean m and the rest r of the division, so that 32 bits suffice: m n + r = sum + n / 2.
-// `parts` bands are exactly as high as the window, so that one block's leaving row is another's entering one in the same step.
+//   box_sweep    a block goes down a band of a strip, ROWS rows in a step; the window of row y is that of row y - 1 plus the sum
+//                across of D[x] = entering row - leaving row. A thread has neighbouring windows, whose sums differ by D at
+//                their two edges:
 //
-// Floors for N samples of b bytes (8192 x 8192 u16 RGB, 1023 x 1023) on an H200 (4.2 TB/s, 132 multiprocessors at 1.98 GHz):
-//   bytes         3 N b: read by both kernels, written once       288 us
-//   instructions  37 a result (counted by ncu)                    220 us
-//   shared        2 b for each sample read and 9 b a result       140 us
-// Measured: box_starts 150 us, box_sweep 394 us; u8 RGB 90 us and 323 us.
+//   last warp      asks for the rows of step + 2; waits for those of step + 1, and completes them beyond the edges
+//     |            an mbarrier on which its lanes arrive
+//   other warps    sums of these differences in the thread and the warp, and a share of the strip's first window
+//     |            the block's barrier: the rows of the step have been used, and each warp's sums are known
+//   other warps    sums of the threads before -> results -> the copy engine stores them
+//
+// The sums of windows of bytes fit 32 bits, up to 4096 x 4096 samples. Otherwise a result is kept as its mean m and the rest r
+// of the division: m n + r = sum + n / 2.
+// `parts` bands are exactly as high as the window, so that one block's leaving row is another's entering one in the same step,
+// and comes from L2.
+//
+// FLOORS
 
-#ifndef START_UNROLL
-#define START_UNROLL 8
-#endif
-#ifndef START_BLOCKS
-#define START_BLOCKS 14
-#endif
-constexpr int START_THREADS = 64;
+constexpr int START_THREADS = 64, START_BLOCKS = 14, START_ROWS = 8;  // of box_starts; rows that a thread loads at once
 constexpr unsigned short CONSTANT_SOURCE = 0xFFFF, FAR_SOURCE = 0xFFFE;
 
 struct Sweep {
@@ -100,9 +96,9 @@ box_starts(const Sample* __restrict__ in, unsigned* __restrict__ sums, Sweep swe
         }
     };
     if (vectors && sweep.aligned) {
-        add_vectors(Known<START_UNROLL>(), [](const Sample* at) { return __ldg(reinterpret_cast<const uint4*>(at)); });
+        add_vectors(Known<START_ROWS>(), [](const Sample* at) { return __ldg(reinterpret_cast<const uint4*>(at)); });
     } else if (vectors) {
-        add_vectors(Known<START_UNROLL / 2>(), [](const Sample* at) { return load_anywhere(at); });
+        add_vectors(Known<START_ROWS / 2>(), [](const Sample* at) { return load_anywhere(at); });
     } else {
         int place[EACH];
 #pragma unroll
