@@ -28,7 +28,6 @@
 // FLOORS
 
 constexpr int START_THREADS = 64, START_BLOCKS = 14, START_ROWS = 8;  // of box_starts; rows that a thread loads at once
-constexpr unsigned short CONSTANT_SOURCE = 0xFFFF, FAR_SOURCE = 0xFFFE;
 
 struct Sweep {
     int rows, out_rows, columns, out_columns;  // of a plane; columns of pixels
@@ -173,7 +172,8 @@ box_sweep(const Sample* __restrict__ in, Sample* __restrict__ out, const unsigne
     const int pitch = sweep.pitch, warps = blockDim.x / 32 - 1, threads = 32 * warps;  // but for the last, which brings rows
     const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
     unsigned* results = reinterpret_cast<unsigned*>(shared + 2 * SLOTS * pitch) + warp * ROWS * 32 * WORDS;
-    unsigned short* source = reinterpret_cast<unsigned short*>(shared + 2 * SLOTS * pitch + 4 * ROWS * threads * WORDS);  // of pixels beyond the ends
+    // Of pixels beyond the ends: the pixel of the strip from which they come; -1: the constant; -2 - the column of another pixel.
+    int* source = reinterpret_cast<int*>(shared + 2 * SLOTS * pitch + 4 * ROWS * threads * WORDS);
 
     const int tile = blockIdx.x % sweep.tiles, band = blockIdx.x / sweep.tiles % sweep.bands;
     const long long plane = blockIdx.x / sweep.tiles / sweep.bands;
@@ -241,30 +241,34 @@ box_sweep(const Sample* __restrict__ in, Sample* __restrict__ out, const unsigne
         wait_for_copies();
 #endif
         __syncwarp();
-        Sample* samples[SLOTS];
-#pragma unroll
-        for (int k = 0; k < SLOTS; ++k) samples[k] = reinterpret_cast<Sample*>(shared + staged.begin[stage][k]);
-#pragma unroll 2
-        for (int j = lane; j < beyond; j += 32) {
-            const int i = (j < before ? j : j - before + after) * CHANNELS, from = source[j];
-            if (from < FAR_SOURCE) {
-                Sample found[SLOTS][CHANNELS];
-#pragma unroll
-                for (int k = 0; k < SLOTS; ++k)
-#pragma unroll
-                    for (int c = 0; c < CHANNELS; ++c) found[k][c] = samples[k][from * CHANNELS + c];
-#pragma unroll
-                for (int k = 0; k < SLOTS; ++k)
-#pragma unroll
-                    for (int c = 0; c < CHANNELS; ++c) samples[k][i + c] = found[k][c];
-                continue;
-            }
+        const auto sample = [&](int k, int i) -> Sample& { return reinterpret_cast<Sample*>(shared + staged.begin[stage][k])[i]; };
+        constexpr int AT_ONCE = 4 / ROWS;  // pixels of a lane, all of which are loaded before the first is stored
 #pragma unroll 1
-            for (int part = 0; part < SLOTS * CHANNELS; ++part) {
-                const int c = part / SLOTS, k = part % SLOTS, row = staged.row[stage][k];
-                *(reinterpret_cast<Sample*>(shared + staged.begin[stage][k]) + i + c) =
-                    from == CONSTANT_SOURCE || row < 0 ? static_cast<Sample>(sweep.fill) : __ldg(line_of(row) + place_of(i + c));
+        for (int begin = lane; begin < beyond; begin += 32 * AT_ONCE) {
+            int to[AT_ONCE], from[AT_ONCE], least = 0;
+#pragma unroll
+            for (int q = 0; q < AT_ONCE; ++q) {
+                const int j = begin + 32 * q < beyond ? begin + 32 * q : begin;
+                to[q] = (j < before ? j : j - before + after) * CHANNELS, from[q] = source[j], least = min(least, from[q]);
             }
+            Sample found[SLOTS][AT_ONCE][CHANNELS];
+            const auto each = [&](auto act) {
+#pragma unroll
+                for (int i = 0; i < SLOTS * AT_ONCE * CHANNELS; ++i) {
+                    const int k = i / CHANNELS / AT_ONCE, q = i / CHANNELS % AT_ONCE, c = i % CHANNELS;
+                    act(k, from[q], to[q] + c, c, found[k][q][c]);
+                }
+            };
+            const auto near = [&](int k, int from, int, int c, Sample& value) {
+                value = from < 0 ? static_cast<Sample>(sweep.fill) : sample(k, max(from, 0) * CHANNELS + c);
+            };
+            if (least >= -1) each(near);
+            else each([&](int k, int from, int to, int c, Sample& value) {
+                const int row = staged.row[stage][k];
+                if (from >= -1 || row < 0) near(k, from, to, c, value);
+                else value = __ldg(line_of(row) + (-2 - from) * CHANNELS + c);
+            });
+            each([&](int k, int, int to, int, Sample& value) { sample(k, to) = value; });
         }
 #if __CUDA_ARCH__ >= 900
         fence_bulk_copies();
@@ -335,7 +339,7 @@ box_sweep(const Sample* __restrict__ in, Sample* __restrict__ out, const unsigne
             if (i >= span) break;
             if ((i < low || i >= high) && i % CHANNELS == 0)
                 source[i < low ? i / CHANNELS : i / CHANNELS - after + before] =
-                    from[q] < 0 ? CONSTANT_SOURCE : inside >= low && inside < high ? inside / CHANNELS : FAR_SOURCE;
+                    from[q] < 0 ? -1 : inside >= low && inside < high ? inside / CHANNELS : -2 - from[q] / CHANNELS;
             column[i] = from[q] < 0 ? fill * sweep.taps_y : sum[q];
         }
     }
