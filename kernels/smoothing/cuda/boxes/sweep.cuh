@@ -29,6 +29,10 @@
 
 constexpr int START_THREADS = 64, START_BLOCKS = 14, START_ROWS = 8;  // of box_starts; rows that a thread loads at once
 
+#ifndef MOST_ALONE
+#define MOST_ALONE 600  // pixels beyond the ends of a row that the last warp completes
+#endif
+
 struct Sweep {
     int rows, out_rows, columns, out_columns;  // of a plane; columns of pixels
     int before_y, taps_y, mode_y, before_x, taps_x, mode_x;
@@ -232,8 +236,9 @@ box_sweep(const Sample* __restrict__ in, Sample* __restrict__ out, const unsigne
             reinterpret_cast<Sample*>(slot)[offset + i] = __ldg(line + left + i);
         }
     };
-    // Completes the rows of a step beyond their ends, and hands them over.
-    const auto complete = [&](int step) {
+    // The last warp completes rows beyond their ends, unless so many pixels are missing that all others share the work.
+    const bool alone = __CUDA_ARCH__ < 900 || beyond <= MOST_ALONE;
+    const auto complete = [&](int step, int index, int count) {
         if (step >= steps) return;
         const int stage = step % 2;
         wait_for_arrival(shared_address(&arrivals[stage]), step / 2);
@@ -244,11 +249,11 @@ box_sweep(const Sample* __restrict__ in, Sample* __restrict__ out, const unsigne
         const auto sample = [&](int k, int i) -> Sample& { return reinterpret_cast<Sample*>(shared + staged.begin[stage][k])[i]; };
         constexpr int AT_ONCE = 4 / ROWS;  // pixels of a lane, all of which are loaded before the first is stored
 #pragma unroll 1
-        for (int begin = lane; begin < beyond; begin += 32 * AT_ONCE) {
+        for (int begin = index; begin < beyond; begin += count * AT_ONCE) {
             int to[AT_ONCE], from[AT_ONCE], least = 0;
 #pragma unroll
             for (int q = 0; q < AT_ONCE; ++q) {
-                const int j = begin + 32 * q < beyond ? begin + 32 * q : begin;
+                const int j = begin + count * q < beyond ? begin + count * q : begin;
                 to[q] = (j < before ? j : j - before + after) * CHANNELS, from[q] = source[j], least = min(least, from[q]);
             }
             Sample found[SLOTS][AT_ONCE][CHANNELS];
@@ -279,6 +284,7 @@ box_sweep(const Sample* __restrict__ in, Sample* __restrict__ out, const unsigne
     const auto await = [&](int step) {
         if (step >= steps) return;
 #if __CUDA_ARCH__ >= 900
+        if (!alone) complete(step, thread, threads);
         wait_for_arrival(shared_address(&completed[step % 2]), step / 2);
 #else
         __syncthreads();
@@ -287,7 +293,7 @@ box_sweep(const Sample* __restrict__ in, Sample* __restrict__ out, const unsigne
 
     if (thread < 2) {
         init_arrival(&arrivals[thread], SLOTS);
-        init_arrival(&completed[thread], 32);
+        init_arrival(&completed[thread], alone ? 32 : threads);
     }
     fence_bulk_copies();
     if (warp == warps) {
@@ -296,23 +302,25 @@ box_sweep(const Sample* __restrict__ in, Sample* __restrict__ out, const unsigne
         __syncthreads();  // and no longer need the column sums, whose place the rows take
         ask(0);
 #if __CUDA_ARCH__ < 900
-        complete(0);
+        __syncthreads();
+        complete(0, lane, 32);
         if (steps > 0) __syncthreads();
         ask(1);
 #else
         ask(1);
-        complete(0);
+        __syncthreads();  // they know where the first rows are
+        if (alone) complete(0, lane, 32);
 #endif
 #pragma unroll 1
         for (int step = 0; step < steps; ++step) {
             __syncthreads();
 #if __CUDA_ARCH__ < 900
-            complete(step + 1);
+            complete(step + 1, lane, 32);
             if (step + 1 < steps) __syncthreads();
             ask(step + 2);
 #else
             ask(step + 2);
-            complete(step + 1);
+            if (alone) complete(step + 1, lane, 32);
 #endif
         }
         return;
@@ -404,6 +412,7 @@ box_sweep(const Sample* __restrict__ in, Sample* __restrict__ out, const unsigne
     };
     give(0);
     store(1);
+    __syncthreads();
     await(0);
 
     const bool alike = row_samples * BYTES % 4 == 0;  // whether all rows start at the same byte of a word
