@@ -31,7 +31,7 @@ constexpr int pitch_of(int width, int apart) { return (width - apart + 31) / 32 
 // ALIGNED: rows begin at multiples of 16 bytes, in the input and in the output.
 template <typename Sample, int CHANNELS, int RADIUS, bool ALIGNED>
 struct Wide {
-    static constexpr bool ROWS_ALIGNED = ALIGNED;
+    static constexpr bool ROWS_ALIGNED = ALIGNED, BY_WORDS = !ALIGNED && sizeof(Sample) == 4;
     static constexpr int COLUMN = WIDE_RUN, PARTS = WIDE_STRIP / COLUMN;
     static constexpr int STEP = CHANNELS <= 2 ? 64 : 32, SPAN = STEP * CHANNELS, THREADS = SPAN * PARTS;
     static constexpr int BLOCKS = (RADIUS > 16 ? 512 : 768) / THREADS;  // as registers allow
@@ -100,8 +100,19 @@ __device__ inline void fetch_step(Sample* samples, const Sample* plane, int x, c
         }
         return;
     }
-    const int begin = x * CHANNELS, length = picture.row_samples;
-    if (!Shape::ROWS_ALIGNED && begin >= VECTOR - 1 && begin + SPAN + VECTOR - 1 <= length) {
+    const int begin = x * CHANNELS, length = picture.row_samples, sample = threadIdx.x % SPAN;
+    if constexpr (Shape::BY_WORDS)
+        if (x >= 0 && x + Shape::STEP <= picture.columns) {
+            const Sample* from = plane + begin + sample;
+#pragma unroll 8
+            for (int i = threadIdx.x / SPAN; i < Shape::SEEN_ROWS; i += Shape::PARTS) {
+                const long long offset = offsets[i];
+                if (offset >= 0) copy_word(samples + i * SPAN + sample, from + offset);
+                else samples[i * SPAN + sample] = fill;
+            }
+            return;
+        }
+    if (!Shape::ROWS_ALIGNED && !Shape::BY_WORDS && begin >= VECTOR - 1 && begin + SPAN + VECTOR - 1 <= length) {
         // Rows are unaligned: the vectors around them are read as well.
 #pragma unroll 2
         for (int i = threadIdx.x; i < Shape::SEEN_ROWS * A_ROW; i += Shape::THREADS) {
@@ -114,7 +125,6 @@ __device__ inline void fetch_step(Sample* samples, const Sample* plane, int x, c
         }
         return;
     }
-    const int sample = threadIdx.x % SPAN;
     const int position = border_index(x + sample / CHANNELS, picture.columns, picture.mode_x);
     const Sample* from = plane + max(position, 0) * CHANNELS + sample % CHANNELS;
 #pragma unroll 8
@@ -161,12 +171,20 @@ __device__ inline void store_step(const unsigned* results, Sample* line, int row
         }
         return;
     }
+    if constexpr (Shape::BY_WORDS) {
+        const int sample = threadIdx.x % Shape::SPAN;
+        if (sample < begin || sample >= end) return;
+#pragma unroll 4
+        for (int i = threadIdx.x / Shape::SPAN; i < rows; i += Shape::PARTS)
+            line[i * static_cast<long long>(picture.out_row_samples) + sample] =
+                __uint_as_float(results[i * Shape::RESULT_PITCH + sample]);
+        return;
+    }
     if (!Shape::ROWS_ALIGNED && begin == 0) {
 #pragma unroll 1
         for (int i = threadIdx.x / 32; i < rows; i += Shape::THREADS / 32) {
             const unsigned* words = results + i * Shape::RESULT_PITCH;
             const auto vector = [&](int v) {
-                if constexpr (Shape::WHOLE_QUADS) return reinterpret_cast<const uint4*>(words)[v];
                 const uint2* pairs = reinterpret_cast<const uint2*>(words) + 2 * v;  // rows are aligned to pairs
                 return make_uint4(pairs[0].x, pairs[0].y, pairs[1].x, pairs[1].y);
             };
