@@ -50,7 +50,7 @@ struct Tensor {
     static constexpr int CHUNK = 16 * SEEN, CHUNK_BYTES = CHUNK * CHANNELS, VECTORS = CHUNK_BYTES / 16;
     // The first block starts 16 + SURPLUS positions into the first chunk, so that the chunk starts at a whole vector.
     static constexpr int LEAD = ALIGNED ? (RADIUS + 15) / 16 * 16 : RADIUS, SURPLUS = LEAD - RADIUS;
-    static constexpr int A_ROW = VECTORS + !ALIGNED, SLOT = 16 * A_ROW;     // vectors and bytes of a chunk's row that are fetched
+    static constexpr int A_ROW = VECTORS + !ALIGNED, SLOT = 16 * A_ROW;     // vectors and bytes that are fetched of a row
     static constexpr int SLOTS = SURPLUS > 0 ? 3 : 2, RING = SLOTS * SLOT;  // chunks in use, and one in flight
     static constexpr int PITCH = (RING / 16 | 1) * 16;                      // rows two apart start about 8 banks apart
     // Unaligned results follow what the last chunk left for the next vector (CARRIED), and end in a vector begun.
