@@ -59,7 +59,7 @@ struct Tensor {
     static constexpr int APART = ALIGNED && CHANNELS % 2 == 0 ? CHANNELS : 1;
     static constexpr int RESULT_PITCH = ((RESULT_VECTORS + APART - 1) / (2 * APART) * 2 * APART + APART) * 16;
     static constexpr int RESULTS = 16 * RESULT_PITCH;
-    static constexpr int SHARED_BYTES = SEEN_ROWS * (PITCH + 8) + TENSOR_WARPS * RESULTS + CARRIED;
+    static constexpr int SHARED_BYTES = SEEN_ROWS * (PITCH + 8) + TENSOR_WARPS * RESULTS;
 };
 
 // d += a b: a is 16 x 16, b 16 x 8, or 16 x 32 and 32 x 8 with a2 and b2; of bytes that are signed (s8) or not.
@@ -207,7 +207,7 @@ struct TensorOutput {
     }
 
     // Bytes of the row's results at position `x` in front of them in their vector.
-    __device__ unsigned shift_of(int row, int x) const {
+    __device__ int shift_of(int row, int x) const {
         return Shape::ROWS_ALIGNED ? 0 : reinterpret_cast<unsigned long long>(out + first + row * stride + x * CHANNELS) % 16;
     }
 
@@ -238,21 +238,26 @@ struct TensorOutput {
         *reinterpret_cast<uint4*>(target) = vector;
     }
 
-    // The same where results begin or end, or of the last rows. Some bytes may be written twice.
+    // The same where results begin or end, or of the last rows.
     __device__ void store_ends(int x, int x_begin, int x_end) const {
+        const int bytes = min(x_end - x, Shape::CHUNK) * CHANNELS, lane = threadIdx.x % 32;
+        const bool begins = x == x_begin;
 #pragma unroll 1
-        for (int row = 0; row < min(rows, 16); ++row) {
-            const int shift = shift_of(row, x), skipped = shift & 12;
-            const int start = Shape::ROWS_ALIGNED || x == x_begin ? 0 : -skipped - 4;
-            const int stop = x + Shape::CHUNK < x_end ? Shape::CHUNK_BYTES - shift : (x_end - x) * CHANNELS;
-            const unsigned char* result = results + row * Shape::RESULT_PITCH + Shape::CARRIED + skipped + start;
-            const auto vector = [&](int i) {
-                const unsigned* words = reinterpret_cast<const unsigned*>(result) + 4 * i;
-                return make_uint4(words[0], words[1], words[2], words[3]);
-            };
-            store_anywhere<Shape::CHUNK_BYTES + 16>(out + first + row * stride + x * CHANNELS + start, stop - start, vector,
-                                                    [&](int i) { return result[i]; });
+        for (int i = 0; i < 16; i += AT_ONCE) {
+            const int row = lane / Shape::VECTORS + i, at = lane % Shape::VECTORS * 16, shift = shift_of(row, x);
+            if (from >= 0 && row < min(rows, 16) && at + 16 <= shift + bytes && (at > 0 || !begins || shift == 0))
+                store_vector(out + to + x * CHANNELS + i * stride, results + from + i * Shape::RESULT_PITCH);
         }
+        // Two lanes a row write the bytes of vectors that are not whole.
+        const int row = lane % 16, shift = shift_of(row, x), last = (shift + bytes) / 16 * 16 - shift;
+        unsigned char* line = out + first + row * stride + x * CHANNELS;
+        const unsigned char* result = results + row * Shape::RESULT_PITCH + Shape::CARRIED + shift / 4 * 4;
+        if (row >= rows) return;
+#pragma unroll 1
+        for (int i = lane / 16; begins && shift > 0 && i < min(16 - shift, bytes); i += 2) line[i] = result[i];
+#pragma unroll 1
+        for (int i = (begins ? max(last, 0) : last) + lane / 16; x + Shape::CHUNK >= x_end && i < bytes; i += 2)
+            line[i] = result[i];
     }
 
     // Moves what was not written to where the next chunk's results continue it, with the word before.

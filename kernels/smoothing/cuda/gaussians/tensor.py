@@ -126,7 +126,7 @@ def _shared_bytes(channels: int, radius: int, aligned: bool) -> int:
     pitch, apart = slots * (vectors + (not aligned)) | 1, channels if aligned and channels % 2 == 0 else 1
     result_pitch = up_to(vectors + (0 if aligned else 2) - apart, 2 * apart) + apart
     seen_rows = ROWS + _chunk(radius) - 16
-    return seen_rows * (16 * pitch + 8) + 16 * (ROWS * result_pitch + (not aligned))
+    return seen_rows * (16 * pitch + 8) + 16 * ROWS * result_pitch
 
 
 def _filter(view: View) -> TensorFilter:
