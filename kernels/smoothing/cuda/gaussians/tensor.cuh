@@ -141,9 +141,15 @@ struct TensorInput {
     __device__ void fetch(int x, int slot) const {
         constexpr int BEFORE = Shape::ROWS_ALIGNED ? 0 : 15, BEHIND = Shape::ROWS_ALIGNED ? 0 : 16;
         const int begin = x * CHANNELS;
-        if (!inside || begin < BEFORE || begin + Shape::CHUNK_BYTES + BEHIND > picture.row_samples)
-            return fetch_vectors(x, slot);
+        if (begin < BEFORE || begin + Shape::CHUNK_BYTES + BEHIND > picture.row_samples) return fetch_bytes(x, slot);
         if (to < 0) return;
+        if (!inside) {
+            const int at = threadIdx.x % Shape::A_ROW * 16;
+#pragma unroll 1
+            for (int row = threadIdx.x / Shape::A_ROW; row < Shape::SEEN_ROWS; row += AT_ONCE)
+                fetch_vector(samples + row * Shape::PITCH + slot + at, row, begin + at - shift_of(row));
+            return;
+        }
         const unsigned char* source = plane + from + begin;
         const long long stride = AT_ONCE * static_cast<long long>(picture.row_samples);
         constexpr int LAST = Shape::SEEN_ROWS % AT_ONCE * Shape::PITCH;  // only rows before this have one more to do
@@ -157,20 +163,24 @@ struct TensorInput {
         }
     }
 
-    // The same if part of it lies beyond an edge.
-    __device__ void fetch_vectors(int x, int slot) const {
+    // A vector of a row, from byte `sample` on. Rows beyond an edge of unaligned images come from rows shifted otherwise.
+    __device__ void fetch_vector(unsigned char* vector, int row, int sample) const {
         const unsigned fill = picture.fill * 0x01010101u;
+        const unsigned char* source = plane + offsets[row] + sample;
+        if (offsets[row] < 0) *reinterpret_cast<uint4*>(vector) = make_uint4(fill, fill, fill, fill);
+        else if (Shape::ROWS_ALIGNED || reinterpret_cast<unsigned long long>(source) % 16 == 0) copy_16_bytes(vector, source);
+        else *reinterpret_cast<uint4*>(vector) = load_anywhere(source);
+    }
+
+    // The same chunk if part of it lies beyond the ends of rows.
+    __device__ void fetch_bytes(int x, int slot) const {
+        constexpr int BEHIND = Shape::ROWS_ALIGNED ? 0 : 15;  // read beside an unaligned vector
         const int reach = Shape::LEAD * CHANNELS;
 #pragma unroll 1
         for (int i = threadIdx.x; i < Shape::SEEN_ROWS * Shape::A_ROW; i += TENSOR_THREADS) {
             const int row = i / Shape::A_ROW, at = i % Shape::A_ROW * 16, sample = x * CHANNELS + at - shift_of(row);
             unsigned char* vector = samples + row * Shape::PITCH + slot + at;
-            const unsigned char* source = plane + offsets[row] + sample;
-            const bool aligned = Shape::ROWS_ALIGNED || reinterpret_cast<unsigned long long>(source) % 16 == 0;
-            if (offsets[row] < 0) *reinterpret_cast<uint4*>(vector) = make_uint4(fill, fill, fill, fill);
-            else if (aligned && sample >= 0 && sample + 16 <= picture.row_samples) copy_16_bytes(vector, source);
-            else if (!Shape::ROWS_ALIGNED && sample >= 15 && sample + 31 <= picture.row_samples)
-                *reinterpret_cast<uint4*>(vector) = load_anywhere(source);
+            if (sample >= BEHIND && sample + 16 + BEHIND <= picture.row_samples) fetch_vector(vector, row, sample);
             else if (sample + 16 > -reach && sample < picture.row_samples + reach)  // no window sees farther out
 #pragma unroll 1
                 for (int k = 0; k < 16; ++k) vector[k] = byte_at(offsets[row], sample + k);
@@ -181,7 +191,7 @@ struct TensorInput {
     __device__ unsigned char byte_at(long long offset, int at) const {
         const int shifted = at + 256 * CHANNELS;  // never negative
         const int position = border_index(shifted / CHANNELS - 256, picture.columns, picture.mode_x);
-        return position < 0 ? picture.fill : __ldg(plane + offset + position * CHANNELS + shifted % CHANNELS);
+        return position < 0 || offset < 0 ? picture.fill : __ldg(plane + offset + position * CHANNELS + shifted % CHANNELS);
     }
 };
 
@@ -195,14 +205,15 @@ struct TensorOutput {
     unsigned char* out;
     long long first;  // the start of the warp's first row in `out`
     int rows;         // to write
-    int from;         // of the lane's vector in `results`; -1: this lane has none
-    long long to;     // and in `out`, in the chunk at position 0
+    int from, end;    // of the lane's first vector in `results`, and of rows that are not written
+    long long to;     // of the vector in `out`, in the chunk at position 0
     long long stride;
 
     __device__ TensorOutput(unsigned char* results, unsigned char* out, long long first, int rows, const Picture& picture)
         : results(results), out(out), first(first), rows(rows), stride(picture.out_row_samples) {
         const int row = threadIdx.x % 32 / Shape::VECTORS, at = threadIdx.x % 32 % Shape::VECTORS * 16;
-        from = opaque(row < AT_ONCE ? row * Shape::RESULT_PITCH + Shape::CARRIED + at : -1);
+        end = opaque(min(rows, 16) * Shape::RESULT_PITCH);
+        from = opaque(row < AT_ONCE ? row * Shape::RESULT_PITCH + Shape::CARRIED + at : Shape::RESULTS);
         to = opaque(first + row * stride + at);
     }
 
@@ -213,14 +224,14 @@ struct TensorOutput {
 
     // Writes the chunk of results at position `x`, of those from `x_begin` to `x_end`.
     __device__ void store(int x, int x_begin, int x_end) const {
-        const bool at_end = Shape::ROWS_ALIGNED ? x + Shape::CHUNK > x_end : x == x_begin || x + Shape::CHUNK >= x_end;
-        if (rows < 16 || at_end) store_ends(x, x_begin, x_end);
-        else if (from >= 0) {
+        const bool whole = Shape::ROWS_ALIGNED ? x + Shape::CHUNK <= x_end : x > x_begin && x + Shape::CHUNK < x_end;
+        if (whole) {
             unsigned char* target = out + to + x * CHANNELS;
-            constexpr int LAST = 16 % AT_ONCE * Shape::RESULT_PITCH;  // only rows before this have one more to do
 #pragma unroll
             for (int i = 0; i < 16; i += AT_ONCE, target += AT_ONCE * stride)
-                if (i + AT_ONCE <= 16 || from < LAST) store_vector(target, results + from + i * Shape::RESULT_PITCH);
+                if (from + i * Shape::RESULT_PITCH < end) store_vector(target, results + from + i * Shape::RESULT_PITCH);
+        } else {
+            store_ends(x, x_begin, x_end);
         }
         if constexpr (!Shape::ROWS_ALIGNED) carry();
     }
@@ -238,14 +249,14 @@ struct TensorOutput {
         *reinterpret_cast<uint4*>(target) = vector;
     }
 
-    // The same where results begin or end, or of the last rows.
+    // The same where results begin or end.
     __device__ void store_ends(int x, int x_begin, int x_end) const {
         const int bytes = min(x_end - x, Shape::CHUNK) * CHANNELS, lane = threadIdx.x % 32;
         const bool begins = x == x_begin;
 #pragma unroll 1
         for (int i = 0; i < 16; i += AT_ONCE) {
             const int row = lane / Shape::VECTORS + i, at = lane % Shape::VECTORS * 16, shift = shift_of(row, x);
-            if (from >= 0 && row < min(rows, 16) && at + 16 <= shift + bytes && (at > 0 || !begins || shift == 0))
+            if (from + i * Shape::RESULT_PITCH < end && at + 16 <= shift + bytes && (at > 0 || !begins || shift == 0))
                 store_vector(out + to + x * CHANNELS + i * stride, results + from + i * Shape::RESULT_PITCH);
         }
         // Two lanes a row write the bytes of vectors that are not whole.
