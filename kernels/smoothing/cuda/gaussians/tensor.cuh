@@ -139,9 +139,9 @@ struct TensorInput {
 
     // The chunk whose first position is `x`, into a slot that begins at byte `slot` of each row.
     __device__ void fetch(int x, int slot) const {
-        constexpr int BEFORE = Shape::ROWS_ALIGNED ? 0 : 15, BEHIND = Shape::ROWS_ALIGNED ? 0 : 16;
+        constexpr int BESIDE = Shape::ROWS_ALIGNED ? 0 : 31;  // bytes that may be read beside the chunk
         const int begin = x * CHANNELS;
-        if (begin < BEFORE || begin + Shape::CHUNK_BYTES + BEHIND > picture.row_samples) return fetch_bytes(x, slot);
+        if (begin < BESIDE || begin + Shape::CHUNK_BYTES + BESIDE > picture.row_samples) return fetch_bytes(x, slot);
         if (to < 0) return;
         if (!inside) {
             const int at = threadIdx.x % Shape::A_ROW * 16;
@@ -174,13 +174,13 @@ struct TensorInput {
 
     // The same chunk if part of it lies beyond the ends of rows.
     __device__ void fetch_bytes(int x, int slot) const {
-        constexpr int BEHIND = Shape::ROWS_ALIGNED ? 0 : 15;  // read beside an unaligned vector
+        constexpr int BESIDE = Shape::ROWS_ALIGNED ? 0 : 15;  // of a vector
         const int reach = Shape::LEAD * CHANNELS;
 #pragma unroll 1
         for (int i = threadIdx.x; i < Shape::SEEN_ROWS * Shape::A_ROW; i += TENSOR_THREADS) {
             const int row = i / Shape::A_ROW, at = i % Shape::A_ROW * 16, sample = x * CHANNELS + at - shift_of(row);
             unsigned char* vector = samples + row * Shape::PITCH + slot + at;
-            if (sample >= BEHIND && sample + 16 + BEHIND <= picture.row_samples) fetch_vector(vector, row, sample);
+            if (sample >= BESIDE && sample + 16 + BESIDE <= picture.row_samples) fetch_vector(vector, row, sample);
             else if (sample + 16 > -reach && sample < picture.row_samples + reach)  // no window sees farther out
 #pragma unroll 1
                 for (int k = 0; k < 16; ++k) vector[k] = byte_at(offsets[row], sample + k);
