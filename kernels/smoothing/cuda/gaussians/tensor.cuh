@@ -229,24 +229,24 @@ struct TensorOutput {
             unsigned char* target = out + to + x * CHANNELS;
 #pragma unroll
             for (int i = 0; i < 16; i += AT_ONCE, target += AT_ONCE * stride)
-                if (from + i * Shape::RESULT_PITCH < end) store_vector(target, results + from + i * Shape::RESULT_PITCH);
+                store_vector(target, from + i * Shape::RESULT_PITCH);
         } else {
             store_ends(x, x_begin, x_end);
         }
         if constexpr (!Shape::ROWS_ALIGNED) carry();
     }
 
-    __device__ static void store_vector(unsigned char* target, const unsigned char* result) {
-        uint4 vector = *reinterpret_cast<const uint4*>(result);
+    // The vector of results at `at`, if it is before `end`.
+    __device__ void store_vector(unsigned char* target, int at) const {
+        const unsigned* words = reinterpret_cast<const unsigned*>(results + min(at, Shape::RESULTS - 16));
+        uint4 vector = *reinterpret_cast<const uint4*>(words);
         if constexpr (!Shape::ROWS_ALIGNED) {
-            const unsigned long long to = reinterpret_cast<unsigned long long>(target);
-            const unsigned before = reinterpret_cast<const unsigned*>(result)[-1], bits = static_cast<unsigned>(to) * 8;
-            // Shifts are taken modulo 32.
-            vector = make_uint4(__funnelshift_l(before, vector.x, bits), __funnelshift_l(vector.x, vector.y, bits),
+            const unsigned past = static_cast<unsigned>(reinterpret_cast<unsigned long long>(target)) % 16, bits = past % 4 * 8;
+            vector = make_uint4(__funnelshift_l(words[-1], vector.x, bits), __funnelshift_l(vector.x, vector.y, bits),
                                 __funnelshift_l(vector.y, vector.z, bits), __funnelshift_l(vector.z, vector.w, bits));
-            target = reinterpret_cast<unsigned char*>(to & ~15ULL);
+            target -= past;
         }
-        *reinterpret_cast<uint4*>(target) = vector;
+        store_16_bytes_if(at < end, target, vector);
     }
 
     // The same where results begin or end.
@@ -256,8 +256,8 @@ struct TensorOutput {
 #pragma unroll 1
         for (int i = 0; i < 16; i += AT_ONCE) {
             const int row = lane / Shape::VECTORS + i, at = lane % Shape::VECTORS * 16, shift = shift_of(row, x);
-            if (from + i * Shape::RESULT_PITCH < end && at + 16 <= shift + bytes && (at > 0 || !begins || shift == 0))
-                store_vector(out + to + x * CHANNELS + i * stride, results + from + i * Shape::RESULT_PITCH);
+            if (at + 16 <= shift + bytes && (at > 0 || !begins || shift == 0))
+                store_vector(out + to + x * CHANNELS + i * stride, from + i * Shape::RESULT_PITCH);
         }
         // Two lanes a row write the bytes of vectors that are not whole.
         const int row = lane % 16, shift = shift_of(row, x), last = (shift + bytes) / 16 * 16 - shift;
