@@ -53,9 +53,11 @@ struct Tensor {
     static constexpr int A_ROW = VECTORS + !ALIGNED, SLOT = 16 * A_ROW;     // vectors and bytes that are fetched of a row
     static constexpr int SLOTS = SURPLUS > 0 ? 3 : 2, RING = SLOTS * SLOT;  // chunks in use, and one in flight
     static constexpr int PITCH = (RING / 16 | 1) * 16;                      // rows two apart start about 8 banks apart
-    // Unaligned results follow what the last chunk left for the next vector (CARRIED), and end in a vector begun.
+    // Unaligned results are written by sectors, or by vectors if chunks are of no whole number of sectors. They follow what the
+    // last chunk left (CARRIED), and end in a unit begun.
     // Rows of results start in different banks for lanes that write neighbouring rows.
-    static constexpr int CARRIED = ALIGNED ? 0 : 16, RESULT_VECTORS = VECTORS + (ALIGNED ? 0 : 2);
+    static constexpr int UNIT = CHUNK_BYTES % SECTOR_BYTES ? 16 : SECTOR_BYTES;
+    static constexpr int CARRIED = ALIGNED ? 0 : UNIT, RESULT_VECTORS = VECTORS + 2 * CARRIED / 16;
     static constexpr int APART = ALIGNED && CHANNELS % 2 == 0 ? CHANNELS : 1;
     static constexpr int RESULT_PITCH = ((RESULT_VECTORS + APART - 1) / (2 * APART) * 2 * APART + APART) * 16;
     static constexpr int RESULTS = 16 * RESULT_PITCH;
@@ -196,8 +198,8 @@ struct TensorInput {
 };
 
 // How a warp writes its rows of chunks of results: each lane writes one vector of every AT_ONCE rows. Unaligned results lie
-// in `results` as many words behind CARRIED as they will in their vectors of memory, and are shifted by the bytes that
-// remain. Only whole vectors are written; the rest of a chunk stays for the next.
+// in `results` as many words behind CARRIED as they will in their units of memory, and are shifted by the bytes that remain.
+// Only whole units are written; the rest of a chunk stays for the next.
 template <typename Shape, int CHANNELS>
 struct TensorOutput {
     static constexpr int AT_ONCE = 32 / Shape::VECTORS;  // rows
@@ -206,6 +208,7 @@ struct TensorOutput {
     long long first;  // the start of the warp's first row in `out`
     int rows;         // to write
     int from, end;    // of the lane's first vector in `results`, and of rows that are not written
+    unsigned half;    // of a unit: its vector's first byte
     long long to;     // of the vector in `out`, in the chunk at position 0
     long long stride;
 
@@ -215,11 +218,13 @@ struct TensorOutput {
         end = opaque(min(rows, 16) * Shape::RESULT_PITCH);
         from = opaque(row < AT_ONCE ? row * Shape::RESULT_PITCH + Shape::CARRIED + at : Shape::RESULTS);
         to = opaque(first + row * stride + at);
+        half = opaque(at % Shape::UNIT);
     }
 
-    // Bytes of the row's results at position `x` in front of them in their vector.
+    // Bytes in front of the row's results at position `x` in their unit.
     __device__ int shift_of(int row, int x) const {
-        return Shape::ROWS_ALIGNED ? 0 : reinterpret_cast<unsigned long long>(out + first + row * stride + x * CHANNELS) % 16;
+        if (Shape::ROWS_ALIGNED) return 0;
+        return reinterpret_cast<unsigned long long>(out + first + row * stride + x * CHANNELS) % Shape::UNIT;
     }
 
     // Writes the chunk of results at position `x`, of those from `x_begin` to `x_end`.
@@ -241,7 +246,8 @@ struct TensorOutput {
         const unsigned* words = reinterpret_cast<const unsigned*>(results + min(at, Shape::RESULTS - 16));
         uint4 vector = *reinterpret_cast<const uint4*>(words);
         if constexpr (!Shape::ROWS_ALIGNED) {
-            const unsigned past = static_cast<unsigned>(reinterpret_cast<unsigned long long>(target)) % 16, bits = past % 4 * 8;
+            const unsigned place = static_cast<unsigned>(reinterpret_cast<unsigned long long>(target));
+            const unsigned past = (place ^ half) % Shape::UNIT, bits = past % 4 * 8;
             vector = make_uint4(__funnelshift_l(words[-1], vector.x, bits), __funnelshift_l(vector.x, vector.y, bits),
                                 __funnelshift_l(vector.y, vector.z, bits), __funnelshift_l(vector.z, vector.w, bits));
             target -= past;
@@ -256,29 +262,31 @@ struct TensorOutput {
 #pragma unroll 1
         for (int i = 0; i < 16; i += AT_ONCE) {
             const int row = lane / Shape::VECTORS + i, at = lane % Shape::VECTORS * 16, shift = shift_of(row, x);
-            if (at + 16 <= shift + bytes && (at > 0 || !begins || shift == 0))
+            if (at + 16 <= shift + bytes && (at >= shift || !begins))
                 store_vector(out + to + x * CHANNELS + i * stride, from + i * Shape::RESULT_PITCH);
         }
-        // Two lanes a row write the bytes of vectors that are not whole.
-        const int row = lane % 16, shift = shift_of(row, x), last = (shift + bytes) / 16 * 16 - shift;
+        // Two lanes a row write the bytes before and behind these vectors.
+        const int row = lane % 16, shift = shift_of(row, x), last = min((shift + bytes) / 16, Shape::VECTORS) * 16 - shift;
         unsigned char* line = out + first + row * stride + x * CHANNELS;
         const unsigned char* result = results + row * Shape::RESULT_PITCH + Shape::CARRIED + shift / 4 * 4;
         if (row >= rows) return;
 #pragma unroll 1
-        for (int i = lane / 16; begins && shift > 0 && i < min(16 - shift, bytes); i += 2) line[i] = result[i];
+        for (int i = lane / 16; begins && i < min(-shift & 15, bytes); i += 2) line[i] = result[i];
 #pragma unroll 1
         for (int i = (begins ? max(last, 0) : last) + lane / 16; x + Shape::CHUNK >= x_end && i < bytes; i += 2)
             line[i] = result[i];
     }
 
-    // Moves what was not written to where the next chunk's results continue it, with the word before.
+    // Moves what was not written to where the next chunk's results continue it, with the word before: a lane each vector.
     __device__ void carry() const {
-        unsigned char* row = results + threadIdx.x % 16 * Shape::RESULT_PITCH;
-        const uint4 vector = *reinterpret_cast<const uint4*>(row + Shape::CARRIED + Shape::CHUNK_BYTES);
-        const unsigned before = *reinterpret_cast<const unsigned*>(row + Shape::CARRIED + Shape::CHUNK_BYTES - 4);
+        unsigned char* row = results + threadIdx.x % 16 * Shape::RESULT_PITCH + Shape::CARRIED;
+        uint4* vectors = reinterpret_cast<uint4*>(row) + threadIdx.x % 32 / 16;
+        uint4 vector;
+        if (threadIdx.x % 32 < Shape::UNIT) vector = vectors[Shape::VECTORS];
+        const unsigned before = *reinterpret_cast<const unsigned*>(row + Shape::CHUNK_BYTES - 4);
         __syncwarp();
-        *reinterpret_cast<uint4*>(row + Shape::CARRIED) = vector;
-        *reinterpret_cast<unsigned*>(row + Shape::CARRIED - 4) = before;
+        if (threadIdx.x % 32 < Shape::UNIT) *vectors = vector;
+        if (threadIdx.x % 32 < 16) *reinterpret_cast<unsigned*>(row - 4) = before;
     }
 };
 
@@ -497,7 +505,7 @@ tensor(const unsigned char* __restrict__ in, unsigned char* __restrict__ out, Pi
     result[1] = result[0] + 8 * Shape::RESULT_PITCH;
     if constexpr (!ALIGNED) {
 #pragma unroll
-        for (int i = 0; i < 2; ++i) result[i] = opaque(result[i] + (output.shift_of(group + 8 * i, x_begin) & 12));
+        for (int i = 0; i < 2; ++i) result[i] = opaque(result[i] + (output.shift_of(group + 8 * i, x_begin) / 4 * 4));
     }
     const int shift = filter.shift, unit = CHANNELS == 1 ? filter.unit : 256, bias = filter.bias;
     const auto sum_block = [&](int block, int at, bool at_end) {  // at_end: may wrap
