@@ -161,12 +161,13 @@ __device__ inline void store_step(const unsigned* results, Sample* line, int row
         return;
     }
     if constexpr (!Shape::ROWS_ALIGNED && sizeof(Sample) == 4) {
-        const int sample = threadIdx.x % Shape::SPAN;
+        const int sample = threadIdx.x % Shape::SPAN, part = threadIdx.x / Shape::SPAN;
         if (sample < begin || sample >= end) return;
-#pragma unroll 4
-        for (int i = threadIdx.x / Shape::SPAN; i < rows; i += Shape::PARTS)
-            line[i * static_cast<long long>(picture.out_row_samples) + sample] =
-                __uint_as_float(results[i * Shape::RESULT_PITCH + sample]);
+        const long long row_samples = picture.out_row_samples;
+        float* to = line + part * row_samples + sample;
+#pragma unroll
+        for (int i = 0; i < WIDE_STRIP; i += Shape::PARTS, to += Shape::PARTS * row_samples)
+            if (i + part < rows) *to = __uint_as_float(results[(i + part) * Shape::RESULT_PITCH + sample]);
         return;
     }
     if (!Shape::ROWS_ALIGNED && begin == 0) {
