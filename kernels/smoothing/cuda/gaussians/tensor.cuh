@@ -50,14 +50,16 @@ struct Tensor {
     static constexpr int CHUNK = 16 * SEEN, CHUNK_BYTES = CHUNK * CHANNELS, VECTORS = CHUNK_BYTES / 16;
     // The first block starts 16 + SURPLUS positions into the first chunk, so that the chunk starts at a whole vector.
     static constexpr int LEAD = ALIGNED ? (RADIUS + 15) / 16 * 16 : RADIUS, SURPLUS = LEAD - RADIUS;
-    static constexpr int A_ROW = VECTORS + !ALIGNED, SLOT = 16 * A_ROW;     // vectors and bytes that are fetched of a row
+    // Vectors of a row that are fetched. Of three channels a lane may read a word behind them, of which it uses nothing; other
+    // threads must not write there.
+    static constexpr int A_ROW = VECTORS + !ALIGNED, SLOT = 16 * (A_ROW + (!ALIGNED && CHANNELS == 3));
     static constexpr int SLOTS = SURPLUS > 0 ? 3 : 2, RING = SLOTS * SLOT;  // chunks in use, and one in flight
     static constexpr int PITCH = (RING / 16 | 1) * 16;                      // rows two apart start about 8 banks apart
-    // Unaligned results are written by sectors, or by vectors if chunks are of no whole number of sectors. They follow what the
-    // last chunk left (CARRIED), and end in a unit begun.
-    // Rows of results start in different banks for lanes that write neighbouring rows.
+    // Unaligned results are written in units of sectors, or of vectors if a chunk is not a whole number of sectors. They follow
+    // the start of a unit that the last chunk left (CARRIED).
     static constexpr int UNIT = CHUNK_BYTES % SECTOR_BYTES ? 16 : SECTOR_BYTES;
     static constexpr int CARRIED = ALIGNED ? 0 : UNIT, RESULT_VECTORS = VECTORS + 2 * CARRIED / 16;
+    // Rows of results start in different banks for lanes that write neighbouring rows.
     static constexpr int APART = ALIGNED && CHANNELS % 2 == 0 ? CHANNELS : 1;
     static constexpr int RESULT_PITCH = ((RESULT_VECTORS + APART - 1) / (2 * APART) * 2 * APART + APART) * 16;
     static constexpr int RESULTS = 16 * RESULT_PITCH;
@@ -247,7 +249,7 @@ struct TensorOutput {
         uint4 vector = *reinterpret_cast<const uint4*>(words);
         if constexpr (!Shape::ROWS_ALIGNED) {
             const unsigned place = static_cast<unsigned>(reinterpret_cast<unsigned long long>(target));
-            const unsigned past = (place ^ half) % Shape::UNIT, bits = past % 4 * 8;
+            const unsigned past = (Shape::UNIT == 16 ? place : place ^ half) % Shape::UNIT, bits = past % 4 * 8;
             vector = make_uint4(__funnelshift_l(words[-1], vector.x, bits), __funnelshift_l(vector.x, vector.y, bits),
                                 __funnelshift_l(vector.y, vector.z, bits), __funnelshift_l(vector.z, vector.w, bits));
             target -= past;

@@ -123,7 +123,8 @@ def _blocks(channels: int, radius: int) -> int:
 def _shared_bytes(channels: int, radius: int, aligned: bool) -> int:
     """Shared memory of a block, as in struct Tensor of tensor.cuh."""
     vectors, slots = _chunk(radius) * channels // 16, 3 if aligned and radius % 16 else 2
-    pitch, apart = slots * (vectors + (not aligned)) | 1, channels if aligned and channels % 2 == 0 else 1
+    fetched = vectors if aligned else vectors + 2 if channels == 3 else vectors + 1
+    pitch, apart = slots * fetched | 1, channels if aligned and channels % 2 == 0 else 1
     result_pitch = up_to(vectors + (0 if aligned else 2 if vectors % 2 else 4) - apart, 2 * apart) + apart
     seen_rows = ROWS + _chunk(radius) - 16
     return seen_rows * (16 * pitch + 8) + 16 * ROWS * result_pitch
