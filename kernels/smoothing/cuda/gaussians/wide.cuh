@@ -45,7 +45,7 @@ struct Wide {
     static constexpr int VECTOR_WORDS = WHOLE_QUADS ? 4 : 2, WORDS = SPAN * static_cast<int>(sizeof(Sample)) / 4;
     static constexpr int RESULT_PITCH = pitch_of(WORDS, VECTOR_WORDS);
     // Samples of a row of a step that are fetched. Unaligned rows are fetched from the multiple of 16 bytes below: up to SKEWS - 1
-    // samples more. Rows SKEWS apart have the same skew, whatever the step.
+    // samples more. Rows SKEWS apart have the same skew in every step.
     static constexpr int VECTOR = 16 / sizeof(Sample), SKEWS = ALIGNED ? 1 : VECTOR, FETCHED = SPAN + (ALIGNED ? 0 : VECTOR);
     // Bytes of shared memory: unconverted samples, the ring of sums, results; row offsets follow.
     static constexpr int SAMPLES = SEEN_ROWS * FETCHED * static_cast<int>(sizeof(Sample)), SUMS = WIDE_STRIP * PITCH * 4;
