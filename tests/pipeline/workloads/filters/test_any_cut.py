@@ -56,7 +56,7 @@ def gaussian(draw: Random, axes: int) -> Given:
 
 
 def chain(draw: Random, axes: int) -> Given:
-    names = draw.choices([*STEPS], k=draw.randint(1, 3))
+    names = draw.choices([*STEPS], k=draw.choice((1, 2, 2, 3)))
     return {"step": [f"{name} {STEPS[name][0]}={draw.choice(STEPS[name][1])}" for name in names]}
 
 
@@ -162,10 +162,10 @@ def check(family: str, draw: Random, module: Any) -> None:
         along = AXES[letters][0]
     rows, columns = draw.randint(1, 40), draw.randint(5, 60)
     shape = {"YX": (rows, columns), "YXS": (rows, columns, 3), "ZYX": (rows % 7 + 1, rows // 2 + 1, columns)}[letters]
-    dtype, mode = draw.choice(DTYPES * 2 + WIDENED), draw.choice(BORDER_MODES)
+    dtype, mode = draw.choice(DTYPES * 2 + WIDENED), draw.choice((*BORDER_MODES, "wrap"))
     image = image_of(shape, dtype, draw.randrange(99), family not in ("rank", "percentile"))
     given = options(draw, len(along))
-    extents = tuple(draw.randint(1, n) for n in shape)
+    extents = tuple(draw.choice((n, draw.randint(1, n), draw.randint(1, n))) for n in shape)
     note(f"{name} {given} {mode} of {dtype} {letters} {shape} along {along}, cut into {extents}")
     more = {"mode": mode} | ({"cval": 1} if mode == "constant" else {})
     with opened(name, image, letters, given | more | ({} if name == "chain" else {"axes": tuple(along)})) as job:
