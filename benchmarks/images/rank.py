@@ -61,7 +61,7 @@ WORKS = (
     *(Work(dtype="float32", size=(size, size)) for size in (3, 5, 15)),
     *(
         Work(dtype=dtype, size=(size, size), what=what)
-        for what, sizes in (("maximum", (3, 31, 255)), ("tophat", (3, 15, 51, 255)))
+        for what, sizes in (("maximum", (3, 15, 51, 255)), ("tophat", (3, 15, 51, 255)))
         for dtype in ("uint16", "float32", "uint8")
         for size in sizes
     ),
