@@ -1,5 +1,5 @@
 """A disk cache of compiled CUDA kernels, by a hash of everything that went into them: in `MILLRACE_CACHE_DIR` or the
-user's cache folder. A cache that cannot be read or written only costs time."""
+user's cache folder. A cache that cannot be read or written only costs time. What is not used for 30 days is removed."""
 
 from __future__ import annotations
 
@@ -7,18 +7,24 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import tempfile
+import time
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from kernels.runtime.operations import FOLDER, folder_of
 
-__all__ = ["INCLUDE", "Binary", "cache_folder", "key", "read", "source_path", "write"]
+__all__ = ["INCLUDE", "Binary", "cache_folder", "key", "mark_used", "read", "remove_unused", "source_path", "write"]
 
 INCLUDE = FOLDER / "include"
 
+_DAY_S = 86_400
+# A binary, a folder of the CPU's code, a temporary file; users may choose a folder that holds other files, too.
+_OURS = re.compile(r"[0-9a-f]{64}|[0-9a-f]{16}|\.[0-9a-f]{16}-.+")
 _INCLUDED = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
 
 
@@ -80,6 +86,7 @@ def read(name: str) -> Binary | None:
         written = json.loads(head)
         if hashlib.sha256(code).hexdigest() != written["sha256"]:
             return None
+        mark_used(cache_folder("cuda") / name)
         return Binary(code=code, lowered=dict(written["lowered"]), log="")
     except (OSError, ValueError, KeyError, TypeError):
         return None
@@ -97,5 +104,27 @@ def write(name: str, binary: Binary) -> None:
             Path(temporary).replace(folder / name)
         finally:
             Path(temporary).unlink(missing_ok=True)
+        remove_unused(folder)
     except OSError:
         return  # with a read-only home, each process compiles again
+
+
+def mark_used(path: Path) -> None:
+    """Dates a file or folder of the cache, once a day, so that it is kept."""
+    with suppress(OSError):
+        if time.time() - path.stat().st_mtime > _DAY_S:
+            os.utime(path)
+
+
+@cache
+def remove_unused(folder: Path) -> None:
+    """Remove what no process has used for 30 days, such as the code of older versions; once in each process."""
+    for each in folder.iterdir():
+        with suppress(OSError):  # another process removes it
+            if not _OURS.fullmatch(each.name) or time.time() - each.lstat().st_mtime < 30 * _DAY_S:
+                continue
+            if each.is_dir() and not each.is_symlink():
+                # Renamed first: a process that uses it after all finds all of it, or nothing, and makes it anew.
+                shutil.rmtree(each.rename(folder / f".{each.name.strip('.')[:16]}-{os.getpid()}"), ignore_errors=True)
+            else:
+                each.unlink()

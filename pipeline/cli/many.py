@@ -86,9 +86,12 @@ def _result_line(receipt: Mapping[str, Any]) -> str:
     skipped = f", {receipt['skipped']:,} published by an earlier run" if receipt["skipped"] else ""
     failed = f", {receipt['failed']:,} failed" if receipt["failed"] else ""
     checked = sum(job["audit"]["samples"] for job in (*receipt["jobs"], *_jobs_of_one_file(receipt)))
+    rate = done / max(seconds, 1e-9)
+    rate_shown = f"{rate:,.0f}" if rate >= 9.95 else f"{rate:.1f}".removesuffix(".0")
     return (
         f"{receipt['output']}: {counted(done, 'file')} on {receipt['device']['name']} in {seconds:.2f} s "
-        f"({done / max(seconds, 1e-9):,.0f} files/s){skipped}{failed}; {counted(checked, 'sample')} checked"
+        f"({rate_shown} {'file' if rate_shown == '1' else 'files'}/s){skipped}{failed}; "
+        f"{counted(checked, 'sample')} checked"
     )
 
 

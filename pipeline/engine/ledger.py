@@ -26,6 +26,7 @@ import threading
 import zipfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any, Self
 
@@ -34,7 +35,7 @@ from numpy.typing import NDArray
 
 from pipeline import __version__
 from pipeline.engine.identity import input_version
-from pipeline.errors import OutputError, ParameterError
+from pipeline.errors import OutputError, ParameterError, counted
 from pipeline.storage.confinement import in_its_folder, open_beneath, open_new, resolved
 from pipeline.storage.objects import ObjectPath, buffer_of
 from pipeline.storage.partial import partial_path, samples_path, settle_older, sync_folder
@@ -118,6 +119,12 @@ class Ledger:
         for key, now in identity.items():
             then = found.get(key, _ABSENT)
             if then != now:
+                is_version = key == "input" and isinstance(then, dict) and then.keys() == now.keys()
+                if is_version and then["path"] == now["path"]:
+                    raise ParameterError(
+                        f"--resume: {now['path']} has changed since the interrupted run: then {_contents(then)}, now "
+                        f"{_contents(now)}; run again without --resume, or restore the input"
+                    )
                 raise ParameterError(
                     f"--resume: {ledger.folder} is of another job ({_difference(key, then, now)}); "
                     "run again without --resume"
@@ -388,6 +395,13 @@ def _read(path: Path) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None
     return found if isinstance(found, dict) else None
+
+
+def _contents(version: Mapping[str, Any]) -> str:
+    """An `input_version` in words. Of a folder, also the beginning of its listing's hash: older files may differ."""
+    files, when = version["files"], datetime.fromtimestamp(version["mtime_ns"] / 10**9, UTC)
+    several = f"{files:,} files ({version['listing_sha256'][:8]}), " if files > 1 else ""
+    return f"{several}{counted(version['bytes'], 'byte')} of {when.isoformat(sep=' ', timespec='milliseconds')}"
 
 
 def _difference(name: str, then: Any, now: Any) -> str:

@@ -72,7 +72,11 @@ def check_folder(given: Sequence[Path], folder: Path, workload: Workload) -> Non
             workload.check_output(folder)
             is_file = True
     if is_file:
-        first = f"{given[0]}: is a folder" if len(given) == 1 and given[0].is_dir() else "several inputs"
+        first = "several inputs"
+        if len(given) == 1 and given[0].is_dir():
+            first = f"{given[0]}: is a folder"
+        elif len(given) == 1 and not is_many(given[0], workload):
+            first = "--output belongs to several inputs"
         raise OutputError(f"{first}; name a folder for the results, not the file {folder}")
 
 

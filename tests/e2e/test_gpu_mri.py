@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.engine.run import RunOptions, open_device, plan_job, run_job
 from pipeline.workloads import JobSpec, workloads
-from pipeline.workloads.mri import volume as mri_volume
+from pipeline.workloads.mri.reconstruction import volume as mri_volume
 from tests.gpu_ranks import COMMAND, rank_gpus, rank_workers
 from tests.kernels.sense.phantom import coil_maps, definition, image, normalised_error
 from tests.pipeline.cluster.processes import kill_9, running, wait_until, worker_processes

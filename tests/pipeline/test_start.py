@@ -78,7 +78,7 @@ def test_what_was_compiled_before_needs_no_numba(tmp_path):
     loaded_by(tmp_path, *command)
     loaded = loaded_by(tmp_path, *command)
     assert {"kernels.smoothing.cpu.floats", "pipeline.codecs.loops.chunk_files", "llvmlite"} <= loaded
-    assert not {"kernels.runtime.compiler", "numba"} & loaded
+    assert not {"kernels.runtime.compiled.compiler", "numba"} & loaded
 
 
 AT_EXIT = """

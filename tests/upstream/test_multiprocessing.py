@@ -19,7 +19,7 @@ def masked(pid):
     return [bool(mask >> (number - 1) & 1) for number in (signal.SIGINT, signal.SIGHUP)]
 
 def show(pipe):
-    pipe.send((os.getppid(), "kernels.runtime.compiler" in __import__("sys").modules))
+    pipe.send((os.getppid(), "kernels.runtime.compiled.compiler" in __import__("sys").modules))
 
 if __name__ == "__main__":
     worker_start.start_fork_server()

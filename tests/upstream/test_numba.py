@@ -19,7 +19,7 @@ from numba.core.compiler import Compiler, CompileResult
 from numba.core.registry import CPUDispatcher
 from numba.core.runtime import _nrt_python, rtsys
 
-from kernels.runtime import compiler
+from kernels.runtime.compiled import compiler
 
 
 def plain(value: int) -> int:

@@ -96,7 +96,7 @@ def filtered(image: Array, task: Task, out: Array | None, *, workers: int | None
 
 
 def _lengthened(task: Task) -> Task:
-    """The same task with many inner samples, or planes, as an axis of its own: tiles are cut along axes."""
+    """The same task with its many inner samples, or its planes, as an axis, because tiles are cut along axes."""
     first, second, third = task.axes
     if first.length > 1 or first.taps > 1:
         return task
@@ -130,7 +130,7 @@ def _row_steps(task: Task, threads: int, strip: int) -> list[int]:
 
 
 def _extreme_lines(task: Task, tile: Array) -> int:
-    """Lines of a tile that fit a core's cache with their halo, but for windows that exceed it."""
+    """Lines to compute at a time: as many as fit a core's cache with their halo, at least 8 or the window's rows."""
     (deep, _, columns), taps = (tile[1] - tile[0])[1:4], task.taps
     line = int(columns) * task.inner * task.dtype.itemsize * (int(deep) + taps[0] - 1)
     return max(SECOND_CACHE_BYTES // line - taps[1], taps[1], 8)

@@ -1,17 +1,19 @@
 """The rank filter of boxes of bytes: counts of every window's samples, for a strip of windows side by side.
 
-Every window has a count for each of 256 values, and one for each 16 values. Down the strip, a row of samples enters the
-windows and another one leaves. The windows that contain a sample lie side by side, and so do their counts of one value:
-a sample adds to them 16 at once. A result is found in two steps, for 16 windows at once: the 16 values that hold the
-rank, by the counts of all sixteens; then the value, by the counts of those sixteens that any of these windows needs.
+Every window has a histogram of 256 values, and a coarse one with bins of 16 values. Each step down the strip adds a row
+of samples to the histograms and removes another. The windows that contain a sample are neighbours, and their
+counts of one value are neighbours in memory: one instruction updates 16 windows. The result is found for 16 windows at
+once, in two steps: the coarse histogram gives the bin that holds the rank; then the counts within the bins that any of
+these windows needs give the value.
 
-A sample that enters or leaves takes 2 ceil(columns / 16) loads, additions and stores of vectors, whatever the rows of
-the window are: 4 stores a result for 15 × 15, 8 for 31 × 31, and a core makes at most one in a cycle. A result takes a
-quarter of an instruction for each sixteen, and an eighth for each value of the sixteens that are needed. Measured, one
-thread of a busy AMD EPYC (Zen 3), noise: 14 ns a result for 15 × 15, 21 ns for 31 × 31; OpenCV 5 takes 39 and 33 ns.
+Adding or removing a sample takes 2 ceil(columns / 16) loads, additions and stores of vectors, however many rows the
+window has: 4 stores for each result at 15 × 15, 8 at 31 × 31, and a core makes at most one store in a cycle. A result
+takes a quarter of an instruction for each coarse bin, and an eighth for each value of the bins that are needed.
+Measured, one thread of a busy AMD EPYC (Zen 3), noise: 14 ns a result at 15 × 15, 21 ns at 31 × 31; OpenCV 5 takes 39
+and 33 ns.
 
 Source: Huang, Yang and Tang, "A fast two-dimensional median filtering algorithm" (1979); Perreault and Hébert, "Median
-filtering in constant time" (2007), for counts in two steps. Both keep the counts of one window.
+filtering in constant time" (2007), for counts in two steps. Both keep the histogram of a single window.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from kernels.smoothing.cpu.rows import address, fill, generated, load, store
 
 LANES = 16  # windows at once, and values of one step
 VALUES = 256
-STRIP = 256  # columns of a tile, whose counts fit a core's second cache
+STRIP = 256  # columns of a tile: its histograms fit a core's second-level cache
 MAX_COLUMNS = 255  # of a window
 MAX_SAMPLES = (1 << 15) - 1  # of a window, on each side of the rank: counts have 16 bits
 WORDS = ir.VectorType(ir.IntType(16), LANES)
@@ -66,8 +68,8 @@ def _add(_typing: Any, counts: Any, at: Any, steps: Any, first: Any) -> Any:
 
 @generated
 def _sixteens(_typing: Any, counts: Any, at: Any, pitch: Any, rank: Any, found: Any) -> Any:
-    """For all lanes, found[lane] = how many of the counts at `at`, `at + pitch`, … hold no more than `rank` samples in
-    all; and found[LANES (1 + i) + lane] = samples in the first i of them, less rank + 1."""
+    """For each lane: found[lane] = the coarse bin that holds the rank, of the counts at `at`, `at + pitch`, …; and
+    found[LANES (1 + i) + lane] = the samples in the first i bins, minus rank + 1."""
 
     def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         def keep(number: int, value: Any) -> None:
@@ -83,7 +85,7 @@ def _sixteens(_typing: Any, counts: Any, at: Any, pitch: Any, rank: Any, found: 
 
 @generated
 def _values(_typing: Any, counts: Any, at: Any, pitch: Any, sixteen: Any, found: Any, results: Any, x: Any) -> Any:
-    """Of the lanes with found[lane] = sixteen, results[x + lane] = its value of the rank. Its counts begin at `at`."""
+    """results[x + lane] = the value of the rank, for lanes whose coarse bin is `sixteen`: its counts are at `at`."""
 
     def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         def words(number: int, index: Any) -> Any:
@@ -108,7 +110,8 @@ def _every(builder: Any, value: Any) -> Any:
 
 
 def _passed(context: Any, builder: Any, array_type: Any, args: Any, total: Any, keep: Any) -> Any:
-    """How many of 16 counts, added to `total` in turn, leave it negative. keep(i, total before count i)."""
+    """Adds 16 counts to `total` one after another and returns how often the sum stays negative.
+    Calls keep(i, sum before count i)."""
     counts, at, pitch = args
     passed = WORDS([0] * LANES)
     for i in range(LANES):
@@ -123,8 +126,8 @@ def _passed(context: Any, builder: Any, array_type: Any, args: Any, total: Any, 
 def _move(
     counts: Any, values: Any, within: int, inner: int, side: int, pitch: int, steps: Any, first: int, reach: int
 ) -> None:
-    """Add `steps` from `first` on to the counts of a row's samples. Samples a vector apart follow each other: a load
-    that overlaps a store just before it would wait for it."""
+    """Adds `steps[first:]` to the counts of each sample of a row. Successive samples are one vector apart, since a load
+    that overlaps the preceding store would have to wait for it."""
     for phase in range(LANES):
         for x in range(phase, side, LANES):
             value = np.int64(load(values, x * inner + within))
@@ -142,23 +145,14 @@ def _narrow(results: Any, target: Any, at: int, apart: int, count: int) -> None:
 
 @compiled
 def counted_tile(
-    source: Any,
-    sources: Any,
-    runs: Any,
-    lengths: Any,
-    inner: int,
-    target: Any,
-    out_lengths: Any,
-    taps: Any,
-    rank: int,
-    cval: int,
-    tile: Any,
-) -> None:
-    """Fill a tile of samples of a rank, of all inner samples.
+    source: Any, sources: Any, runs: Any, lengths: Any, inner: int, target: Any, out_lengths: Any,
+    taps: Any, rank: int, cval: int, tile: Any,
+) -> None:  # fmt: skip
+    """Fills a tile of the result with the samples of a rank, for all inner samples.
 
     runs   : of `samples.runs_of`, for the tile's columns with their halo
     taps   : of the window along the three axes
-    cval   : beyond the edge
+    cval   : value beyond the edge
     others : as of `ordered.ordered_tile`
     """
     rows = sources[1]
@@ -167,11 +161,8 @@ def counted_tile(
     reach = (taps[2] + LANES - 1) // LANES * LANES
     pitch = ((side + reach) // LANES + 1 | 1) * LANES
     counts = np.empty((VALUES + LANES) * pitch, np.int16)
-    steps, found, results = (
-        np.empty(2 * reach, np.int16),
-        np.empty(18 * LANES, np.int16),
-        np.empty(outs + LANES, np.int16),
-    )
+    steps, found = np.empty(2 * reach, np.int16), np.empty(18 * LANES, np.int16)
+    results = np.empty(outs + LANES, np.int16)
     for i in range(reach):
         steps[i] = 1 if i < taps[2] else 0
         steps[reach + i] = -steps[i]

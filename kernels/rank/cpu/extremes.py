@@ -94,7 +94,8 @@ def extreme_band(
     tile: Any,
     lines: int,
 ) -> bool:
-    """As `extreme_tile`, some lines at a time, which fit a core's cache: a call from Python costs as much as a tile."""
+    """As `extreme_tile`, for a few lines at a time, which fit a core's cache. The loop is compiled because a call from
+    Python costs as much as a tile."""
     part = tile.copy()
     for first in range(tile[0, 2], tile[1, 2], lines):
         part[0, 2], part[1, 2] = first, min(first + lines, tile[1, 2])

@@ -7,7 +7,7 @@ median are kept: with r samples to come, r + 1 places around the middle.
 A network is traced: the functions below run once on symbols, when this module is imported, and record each minimum and
 maximum; those that no result needs are dropped, the others become LLVM code, which the loops over rows vectorise.
 
-Minima and maxima go along each row, then down the columns of two windows.
+Minimum and maximum filters combine samples along each row first, then down the columns of two windows.
 
 Sources: Adams, "Fast median filters using separable sorting networks" (2021); Batcher, "Sorting networks and their
 applications" (1968).
@@ -54,11 +54,11 @@ def step_of(task: Task) -> tuple[int, ...]:
 
 
 class Trace:
-    """Minima and maxima, in the order in which they were asked for."""
+    """Minima and maxima in execution order."""
 
     def __init__(self, inputs: int) -> None:
         self.inputs = inputs
-        self.operations: list[tuple[bool, Value, Value]] = []  # is it a minimum, of which two
+        self.operations: list[tuple[bool, Value, Value]] = []  # is a minimum, first operand, second operand
 
     def _add(self, is_minimum: bool, a: Value, b: Value) -> Value:
         self.operations.append((is_minimum, a, b))
@@ -109,7 +109,7 @@ class Trace:
         return found
 
     def needed(self, results: Sequence[Value]) -> list[bool]:
-        """Of each value, whether the results need it."""
+        """For each value, whether the results depend on it."""
         needed = [False] * (self.inputs + len(self.operations))
         for result in results:
             needed[result] = True
@@ -133,7 +133,7 @@ def _pair(size: int) -> tuple[Trace, list[Value]]:
 
 
 def _whole(size: int) -> tuple[Trace, list[Value]]:
-    """All at once, of the rows of both windows, column by column: cheapest for 3 × 3."""
+    """In one step, from the rows of both windows, column by column: cheapest for 3 × 3."""
     trace = Trace((size + 1) * size)
     columns = [[*range(at * (size + 1), (at + 1) * (size + 1))] for at in range(size)]
     cores = [trace.sort(column[1:-1]) for column in columns]
@@ -145,7 +145,7 @@ def _whole(size: int) -> tuple[Trace, list[Value]]:
 
 
 def _results(size: int) -> tuple[Trace, list[Value]]:
-    """Of pairs of columns, the last column, and each window's own row: both medians."""
+    """Both medians, from pairs of columns, the last column, and each window's own row."""
     core, pairs, whole = size - 1, size // 2, size * size
     trace, middle = Trace(core * size + 2 * size), whole // 2
     lists = [[*range(2 * core * at, 2 * core * (at + 1))] for at in range(pairs)]
@@ -167,7 +167,7 @@ def _along(size: int, is_minimum: bool) -> tuple[Trace, list[Value]]:
 
 
 def _down(size: int, is_minimum: bool) -> tuple[Trace, list[Value]]:
-    """Those of two windows down a column."""
+    """The extremes of two windows down a column."""
     trace = Trace(size + 1)
     choose = trace.low if is_minimum else trace.high
     shared = reduce(choose, range(1, size))
@@ -185,7 +185,7 @@ for _size, _last in product(SIZES, (LEAST, MOST)):  # after the step that is one
 def _network(_typing: Any, step: Any, size: Any, source: Any, origins: Any, target: Any, goals: Any, x: Any) -> Any:
     """target[goals[k] + x] = result k of source[origins[i] + x], by the network of that step and size.
 
-    Numba compiles a function anew for other types alone: step and size are the lengths of tuples.
+    Numba specialises a function by its arguments' types only, so the lengths of two tuples encode step and size.
     """
     trace, results = NETWORKS[len(step), len(size)]
     needed = trace.needed(results)
@@ -278,7 +278,7 @@ def network_tile(
     column_inputs, pair_inputs = np.empty(core, np.int64), np.empty(2 * core, np.int64)
     inputs, goals = np.empty(size * held, np.int64), np.empty(2, np.int64)
     line, column_goal = np.empty(size, np.int64), np.empty(1, np.int64)
-    # Loops: Numba takes seconds to compile arithmetic on arrays.
+    # Loops, since Numba takes seconds to compile arithmetic on arrays.
     for i in range(core):
         columns[i] = (held + i) * pitch
         inputs[core * core + i] = columns[i] + core * inner

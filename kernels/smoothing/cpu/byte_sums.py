@@ -44,19 +44,9 @@ def scratch_rows(rows: Axis) -> int:
 
 @compiled
 def bytes_tile(
-    image: Any,
-    border: Any,
-    out: Any,
-    scratch: Any,
-    pitch: int,
-    rows: Axis,
-    columns: Axis,
-    channels: int,
-    tile: Tile,
-    first_weights: Any,
-    second_weights: Any,
-    start: int,
-) -> None:
+    image: Any, border: Any, out: Any, scratch: Any, pitch: int, rows: Axis, columns: Axis, channels: int, tile: Tile,
+    first_weights: Any, second_weights: Any, start: int,
+) -> None:  # fmt: skip
     """image, border, out, rows, columns, channels, tile : as in `gaussian_tile`, of uint8
     scratch        : float32, `scratch_rows`, `pitch` samples each
     first_weights  : of `row_parameters`, along the only axis, or down the rows
@@ -165,15 +155,7 @@ def _sum_to_bytes(
 
 @generated
 def _sum_pairs(
-    _typing: Any,
-    words: Any,
-    centre: Any,
-    channels: Any,
-    weights: Any,
-    radius: Any,
-    start: Any,
-    found: Any,
-    to: Any,
+    _typing: Any, words: Any, centre: Any, channels: Any, weights: Any, radius: Any, start: Any, found: Any, to: Any
 ) -> Any:
     """LANES results from words centre … along the row. Pairs at one distance have the same weights and are added first,
     which does not carry from one half to the other."""

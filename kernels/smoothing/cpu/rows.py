@@ -15,7 +15,7 @@ import numpy as np
 from kernels.runtime.compiled import compiled, intrinsic, ir, types
 from kernels.smoothing.borders import OUTSIDE
 
-BLOCK = 32  # samples; the most that LLVM unrolls these loops to
+BLOCK = 32  # samples: LLVM unrolls these loops at most this far
 CACHE_LINE = 16  # samples of 32 bits
 SQUARE, QUAD = 8, 4  # rows and columns that `transpose` exchanges; samples of `copy_quad`
 
@@ -121,7 +121,7 @@ def transpose(_typing: Any, array: Any, source: Any, step: Any, out: Any, at: An
             return builder.bitcast(address(context, builder, of_type, of, index), whole.as_pointer())
 
         rows = [builder.load(row(array_type, array, source, step, i), align=align) for i in range(SQUARE)]
-        for bit in (4, 2, 1):  # this bit of the row's number changes places with that of the column's
+        for bit in (4, 2, 1):  # swap this bit of the row index and the column index
             for i in (i for i in range(SQUARE) if not i & bit):
                 pair = rows[i], rows[i + bit]
                 for j in (0, bit):
@@ -154,7 +154,7 @@ def copy_quad(_typing: Any, array: Any, source: Any, out: Any, at: Any) -> Any:
 
 @generated
 def floats_apart(_typing: Any, a: Any, b: Any) -> Any:
-    """The number of floats by which `a` exceeds `b`: int32 for float32, int64 for float64."""
+    """How many floats lie between `b` and `a`: int32 for float32, int64 for float64."""
 
     def code(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
         kind = ir.IntType(_integer(a).bitwidth)
@@ -210,8 +210,8 @@ def narrowed(_typing: Any, array: Any, value: Any) -> Any:
 def clipped(_typing: Any, array: Any, value: Any) -> Any:
     """`value` limited to the range of an integer array of 8 or 16 bits; unchanged for any other array.
 
-    Our values exceed the range by a rounding at most, but this lets LLVM narrow with one saturating instruction, after
-    all arithmetic.
+    Our values exceed the range by a rounding error at most, but the limits let LLVM use one saturating instruction
+    after all arithmetic.
     """
     narrow = isinstance(array.dtype, types.Integer) and array.dtype.bitwidth < 32
 
@@ -236,8 +236,8 @@ def source_index(position: int, axis: Axis) -> int:
 
 
 def row_pitch(samples: int) -> int:
-    """Samples from one scratch row to the next: room for whole blocks, and an odd number of cache lines, so that a
-    column of many rows does not fall into one set of the cache."""
+    """The distance between scratch rows, in samples: room for whole blocks, and an odd number of cache lines, so that
+    the samples of a column are in different sets of the cache."""
     lines = -(-samples // CACHE_LINE) + BLOCK // CACHE_LINE
     return (lines | 1) * CACHE_LINE
 
@@ -340,8 +340,8 @@ def scaled(array: Any, source: int, factor: Any, out: Any, at: int, count: int) 
 
 @compiled
 def rounded(array: Any, source: int, rounding: Any, out: Any, at: int, count: int) -> None:
-    """(row + rounding[0]) - rounding[1], as integers: floats of the size of rounding[0] are one apart, so the result is
-    the number of floats by which a sum exceeds rounding[1]."""
+    """(row + rounding[0]) - rounding[1], as integers. Floats as large as rounding[0] are one apart, so the difference
+    counts the floats between rounding[1] and the sum."""
     up, down = rounding[0], rounding[1]
     for i in range(count):
         store(out, at + i, clipped(out, floats_apart(load(array, source + i) + up, down)))

@@ -151,7 +151,7 @@ class GridFormat(ABC):
         return None
 
     def block_shape(self, header: GridHeader) -> tuple[int, int, int] | None:
-        """The blocks in which `create` stores such a map: whole ones are written fastest. None: no preference.
+        """The blocks in which `create` stores such a map; whole blocks are written fastest. None: no preference.
 
         Slabs along x are the best choice: they are contiguous in all of these formats.
         """

@@ -33,7 +33,7 @@ class NumberStyle:
         return f"{value:.{self.decimals - negative}e}".replace("e", self.letter)
 
     def half_unit(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Half a unit of the last digit of each of these values as text, by which rounding may have changed it."""
+        """Half a unit in the last digit of each value's text: the most that rounding changed it by."""
         with np.errstate(divide="ignore"):
             exponents = np.floor(np.log10(np.abs(values))) - self.decimals + np.signbit(values)
         return np.asarray(0.5 * 10.0 ** np.where(values == 0, -np.inf, exponents))

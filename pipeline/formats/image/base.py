@@ -364,7 +364,7 @@ class ImageFormat(ABC):
         return self
 
     def block_shape(self, header: ImageHeader) -> tuple[int, ...] | None:
-        """The blocks in which `create` stores such an image: whole ones are written fastest. None: no preference."""
+        """The blocks in which `create` stores such an image; whole blocks are written fastest. None: no preference."""
         return None
 
     def part_shape(self, header: ImageHeader) -> tuple[int, ...] | None:

@@ -189,7 +189,7 @@ def of_one_file(header: ImageHeader) -> ImageHeader:
 
 
 class FileListReader(ImageReader):
-    """Reads regions of listed files. InputError also if a file is not as it was when it was listed."""
+    """Reads regions of listed files. Raises InputError also if a file changed after it was listed."""
 
     def __init__(self, path: Path, open_image: Callable[[Path], ImageReader]) -> None:
         self.path = path
@@ -207,7 +207,7 @@ class FileListReader(ImageReader):
         _ = self._list.whole  # made once, before several threads want it
 
     def _first_header(self) -> ImageHeader:
-        """The header of the first file that is still as it was listed."""
+        """The header of the first file that has not changed since it was listed."""
         fault: InputError | None = None
         for file in self._list.files:
             try:

@@ -159,7 +159,7 @@ class Reduction:
         return Region(tuple(ends[0]), tuple(ends[1]))
 
     def levels_of(self, region: Region, samples: NDArray[Any], count: int) -> Iterator[tuple[int, Region, Any]]:
-        """The `count` levels above a region, at most `STREAMED`: how far above, which region of it, its samples."""
+        """The `count` levels (at most `STREAMED`) above a region: level, region in that level, samples."""
         for above in range(1, min(count, STREAMED) + 1):
             region, samples = self.region(region), self.halved(samples)
             yield above, region, samples

@@ -32,16 +32,16 @@ from pipeline.formats.series.dicom import DicomReader
 from pipeline.storage.partial import Opening
 from pipeline.workloads.gang_protocols import Alone, Peers, Rank
 from pipeline.workloads.mri.audit import SAMPLES, MriAudit
-from pipeline.workloads.mri.images import Image, ImageSource, Trajectory, groups_of
-from pipeline.workloads.mri.memory import Problem, device_bytes, largest_problem, least_bytes
 from pipeline.workloads.mri.parameters import MriParameters
-from pipeline.workloads.mri.preview import Plane
-from pipeline.workloads.mri.reconstruction import Reconstructed, Reconstruction, sample_times, threads_for
-from pipeline.workloads.mri.regularized import regularized
-from pipeline.workloads.mri.remarks import remarks
-from pipeline.workloads.mri.series import MagnitudeSink, series_header
-from pipeline.workloads.mri.subspace import SubspaceReconstruction, pooled, read_basis
-from pipeline.workloads.mri.volume import VolumeReconstruction, maps_bytes, samples_bytes
+from pipeline.workloads.mri.reconstruction.image import Reconstructed, Reconstruction, sample_times, threads_for
+from pipeline.workloads.mri.reconstruction.memory import Problem, device_bytes, largest_problem, least_bytes
+from pipeline.workloads.mri.reconstruction.regularized import regularized
+from pipeline.workloads.mri.reconstruction.subspace import SubspaceReconstruction, pooled, read_basis
+from pipeline.workloads.mri.reconstruction.volume import VolumeReconstruction, maps_bytes, samples_bytes
+from pipeline.workloads.mri.series.header import MagnitudeSink, series_header
+from pipeline.workloads.mri.series.preview import Plane
+from pipeline.workloads.mri.series.remarks import remarks
+from pipeline.workloads.mri.source.images import Image, ImageSource, Trajectory, groups_of
 from pipeline.workloads.paths import refuse_same_file, version_of
 from pipeline.workloads.protocol import ArraySpec, Budget, Chunk, IterateStore, JobSpec, JobSummary, Plan, Result, Sink
 

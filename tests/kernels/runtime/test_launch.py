@@ -8,6 +8,7 @@ import resource
 import struct
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -57,6 +58,34 @@ def test_what_is_cached_is_read_back(binary: Binary, cache_folder: Path) -> None
     binaries.write("key", binary)
     assert binaries.read("key") == Binary(code=binary.code, lowered=binary.lowered, log="")
     assert [path.name for path in cache_folder.iterdir()] == ["key"]
+
+
+def dated(path: Path, days: float) -> Path:
+    os.utime(path, (time.time() - 86_400 * days,) * 2)
+    return path
+
+
+def test_what_is_not_used_for_30_days_is_removed_when_more_is_written(binary: Binary, cache_folder: Path) -> None:
+    names = ["a" * 64, "b" * 64, "c" * 64, "." + "d" * 16 + "-killed", "of the user's", "e" * 63]
+    for name in names:
+        binaries.write(name, binary)
+    for name, days in zip(names, (29, 31, 31, 31, 99, 99), strict=True):
+        dated(cache_folder / name, days)
+    assert binaries.read("c" * 64) is not None, "now it is used"
+    binaries.remove_unused.cache_clear()
+    binaries.write("key", binary)
+    assert {path.name for path in cache_folder.iterdir()} == {"a" * 64, "c" * 64, "of the user's", "e" * 63, "key"}
+
+
+def test_folders_not_used_are_removed_whole_and_links_not_followed(tmp_path: Path) -> None:
+    for name in ("1" * 16, "2" * 16, "kept"):
+        (tmp_path / name / "sub").mkdir(parents=True)
+        dated(tmp_path / name, 31)
+    (tmp_path / ("3" * 16)).symlink_to(tmp_path / "kept")
+    os.utime(tmp_path / ("3" * 16), (1, 1), follow_symlinks=False)
+    binaries.mark_used(tmp_path / ("2" * 16))
+    binaries.remove_unused(tmp_path)
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["2" * 16, "kept", "sub", "sub"]
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tifffile
 
+from pipeline.cli.many import _result_line
 from pipeline.engine import many
 from tests import commands
 from tests.commands import COMMAND
@@ -108,6 +109,16 @@ def test_the_result_line_counts_the_samples_checked_in_files_that_run_alone(fold
     assert f"{sum(job['audit']['samples'] for job in (*run['jobs'], *alone)):,} samples checked" in out
 
 
+@pytest.mark.parametrize(
+    ("done", "seconds", "said"),
+    [(1, 1.02, "1 file on cpu in 1.02 s (1 file/s)"), (1, 4, "(0.2 files/s)"), (3, 2, "(1.5 files/s)"),
+     (2, 1, "(2 files/s)"), (9_950, 1, "(9,950 files/s)")],
+)  # fmt: skip
+def test_the_rate_of_slow_runs_is_not_rounded_to_none(tmp_path, done, seconds, said):
+    receipt = {"output": tmp_path, "device": {"name": "cpu"}, "wall_seconds": seconds, "published": done, "skipped": 0}
+    assert said in _result_line({**receipt, "failed": 0, "jobs": [], "files": []})
+
+
 def test_patterns_and_several_arguments_name_files_once(folder, millrace):
     images(folder, 3)
     (folder / "in/notes.txt").write_text("no image")
@@ -159,6 +170,7 @@ def test_one_file_into_a_folder(folder, millrace, name):
         (("empty", "out"), "empty: holds no image"),
         (("in", "file"), "in: is a folder; name a folder for the results, not the file file"),
         (("in/*.tif", "new.tif"), "several inputs; name a folder for the results, not the file new.tif"),
+        (("in/i0.tif", "new.tif", "--output", "{stem}.tif"), "--output belongs to several inputs; name a folder"),
         (("in", "in"), "in/i0.tif is an input itself: give --output"),
         (("in", "out", "--output", "same.tif"), "in/i0.tif and in/i1.tif would both become out/same.tif"),
         (("in", "out", "--output", "{stem}{date}"), "--output {stem}{date}: {date} is none of {stem}"),

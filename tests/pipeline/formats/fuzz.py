@@ -41,8 +41,8 @@ from tests.images import write_image
 
 # Modules that readers import when they need them: imported by the parent, so that not every child does.
 LATE = (
-    "pipeline.formats.image.tiff.together", "pipeline.workloads.coulomb", "pipeline.workloads.mri.images", "zarr",
-    "pipeline.formats.kspace.ismrmrd", "openmm.app",
+    "pipeline.formats.image.tiff.together", "pipeline.workloads.coulomb", "pipeline.workloads.mri.source.images",
+    "pipeline.formats.kspace.ismrmrd", "openmm.app", "zarr",
 )  # fmt: skip
 # Of a child, above what it has as it starts; the files have a few kilobytes.
 MOST_BYTES = 512 << 20

@@ -34,7 +34,7 @@ class Axis:
     last: float
 
     def place(self, value: float, length: int) -> float:
-        """Where a value is on a side of so many pixels, in pixels from the first one's middle."""
+        """The position of a value along a side of `length` pixels, in pixels from the middle of the first."""
         return (value - self.first) / ((self.last - self.first) or 1.0) * (length - 1)
 
     def ticks(self, most: int = 6) -> list[tuple[float, str]]:

@@ -182,6 +182,8 @@ class DecodedBlocks:
                 "again"
             ) from exc
         block: NDArray[Any] = decoded[0]
+        if codec == "jpeg" and page.dtype.kind == "i" and block.dtype.kind == "u":
+            block = block.view(block.dtype.str.replace("u", "i"))  # JPEG has no sign: the tag SampleFormat has it
         rows = min(page.block[0], page.shape[0] - down * page.block[0])
         columns = min(page.block[1], page.shape[1] - across * page.block[1])
         if (

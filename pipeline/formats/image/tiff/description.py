@@ -98,7 +98,7 @@ def _imagej(header: ImageHeader, path: Path) -> str:
 
 
 def further_tags(header: ImageHeader, path: Path) -> dict[int, tuple[int, int, bytes]]:
-    """Other tags that describe the image: field type, count, bytes by tag. Those of `FIRST_PAGE` are of it alone."""
+    """Other tags that describe the image: field type, count, bytes by tag. `FIRST_PAGE`: of the first page alone."""
     found: dict[int, tuple[int, int, bytes]] = {}
     if not is_ome(header, path) and is_imagej(header):
         sizes, notes = dict(zip(header.axes, header.planes, strict=False)), header.notes

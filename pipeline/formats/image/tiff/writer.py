@@ -221,7 +221,7 @@ class _Directories:
         return _Field(field.tag, field.kind, field.count, self._pointer(offset))
 
     def _described(self, header: ImageHeader, path: Path) -> list[_Field]:
-        """Every tag but the tables of offsets; of further levels only those that readers need for their samples."""
+        """Every tag except the tables of offsets; for further levels, only the tags needed to decode them."""
         photometric, extra = _colour(header.metadata, self._samples, header.dtype)
         bits = 1 if header.dtype.kind == "b" else 8 * header.dtype.itemsize
         described = [

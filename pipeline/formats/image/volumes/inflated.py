@@ -61,7 +61,7 @@ class InflatedFile(PositionalFile):
     """The first `size` bytes of a gzip file's content, with the methods of an open file."""
 
     def __init__(self, file: PositionalFile, size: int) -> None:
-        """InputError if the file is too short to hold so many."""
+        """Raises InputError if the file is too short for that many bytes."""
         self.path = file.path
         self._file, self._size = file, size
         if size > _LARGEST_EXPANSION * file.size:

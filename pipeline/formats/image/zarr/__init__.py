@@ -44,6 +44,7 @@ _SHARD_BYTES = 16 << 20
 # More files, each below a disk's block, are a number of parts taken for a number of pixels: they take hours.
 _MOST_TINY_FILES = 100_000
 _TINY_BYTES = 4096
+_MOST_CHUNKS = 1 << 20  # in a shard
 
 
 class Zarr(ImageFormat):
@@ -124,11 +125,13 @@ class Zarr(ImageFormat):
     def _shapes(self, header: ImageHeader) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
         """The chunk's and the shard's extent along the image's axes. ParameterError if they do not fit together."""
         chunks, shards = self._storage.chunks, self._storage.shards
-        chunk = _chunk_shape(header)
-        if chunks is not None:
-            chunk = along_axes(chunks, header, "--chunks")
-        elif shards is not None:  # as many of the usual chunks as fit, cut to a divisor
-            chunk = tuple(map(math.gcd, along_axes(shards, header, "--shards"), chunk))
+        chunk = _chunk_shape(header) if chunks is None else along_axes(chunks, header, "--chunks")
+        shard = () if shards is None else along_axes(shards, header, "--shards")
+        if chunks is None and shards is not None:  # as many of the usual chunks as fit, cut to a divisor
+            chunk = tuple(
+                part if whole >= length else math.gcd(whole, part)
+                for whole, length, part in zip(shard, header.shape, chunk, strict=True)
+            )
         chunk_bytes = math.prod(chunk) * header.dtype.itemsize
         if chunk_bytes > LARGEST_BYTES:
             raise ParameterError(
@@ -139,7 +142,16 @@ class Zarr(ImageFormat):
                 _require_files(header, chunk, "--chunks")
             is_large = chunks is None and header.nbytes > SHARDED_BYTES
             return chunk, _shard_shape(header, chunk) if is_large else None
-        shard = along_axes(shards, header, "--shards")
+        shard = tuple(  # the index of one has an entry for each of its chunks, even beyond the image
+            whole if whole < length else -(-length // part) * part
+            for whole, length, part in zip(shard, header.shape, chunk, strict=True)
+        )
+        count = math.prod(-(-whole // part) for whole, part in zip(shard, chunk, strict=True))
+        if count > _MOST_CHUNKS:
+            raise ParameterError(
+                f"--chunks {_numbers(chunk)}: makes {count:,} chunks in each shard of {_numbers(shard)}, and at most "
+                f"{_MOST_CHUNKS:,} are indexed; give larger chunks or smaller shards"
+            )
         if any(whole % part for whole, part in zip(shard, chunk, strict=True)):
             raise ParameterError(
                 f"--shards {_numbers(shard)}: must be whole multiples of the chunks, {_numbers(chunk)}"

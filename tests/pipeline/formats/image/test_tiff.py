@@ -208,20 +208,22 @@ def test_image_codecs_decode_as_tifffile_does(tmp_path: Path, compression: Any) 
     check_regions(tmp_path / "a.tif", tifffile.imread(tmp_path / "a.tif"))
 
 
+@pytest.mark.parametrize("dtype", ["uint8", "int8"])
 @pytest.mark.parametrize("tiled", [False, True])
-def test_jpegs_of_separate_colours_decode_as_gdal_does(tmp_path: Path, tiled: bool) -> None:
-    """tifffile refuses them."""
+def test_jpegs_of_separate_colours_decode_as_gdal_does(tmp_path: Path, tiled: bool, dtype: str) -> None:
+    """tifffile refuses them. JPEG's bytes have no sign; the tag SampleFormat gives them one."""
     import rasterio
 
     array = cv2.GaussianBlur(pixels(64, 96, 3, dtype="uint8"), (0, 0), 3)
     size = {"width": 96, "height": 64} | ({"tiled": True, "blockxsize": 32, "blockysize": 32} if tiled else {})
-    form = {"driver": "GTiff", "count": 3, "dtype": "uint8", "compress": "jpeg", "interleave": "band"}
+    form = {"driver": "GTiff", "count": 3, "dtype": dtype, "compress": "jpeg", "interleave": "band"}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it has no georeference
         with rasterio.open(tmp_path / "a.tif", "w", **size, **form) as file:
-            file.write(np.moveaxis(array, 2, 0))
+            file.write(np.moveaxis(array.view(dtype), 2, 0))
         with rasterio.open(tmp_path / "a.tif") as file:
             decoded = np.moveaxis(file.read(), 0, 2)
+    assert decoded.dtype == dtype
     check_regions(tmp_path / "a.tif", decoded)
 
 

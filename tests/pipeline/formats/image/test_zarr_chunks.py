@@ -246,10 +246,12 @@ def test_a_resumed_output_of_another_kind_is_refused(tmp_path: Path) -> None:
         (Storage(chunks=(64,)), (1, 64, 64, 1), None),
         (Storage(chunks=(2, 32, 64, 3)), (2, 32, 64, 3), None),
         (Storage(chunks=(64,), shards=(128,)), (1, 64, 64, 1), (1, 128, 128, 1)),
-        (Storage(shards=(512,)), (1, 256, 4, 1), (1, 512, 512, 1)),
+        (Storage(shards=(512,)), (1, 256, 500, 1), (1, 512, 500, 1)),
+        (Storage(shards=(384,)), (1, 128, 4, 1), (1, 384, 384, 1)),
+        (Storage(chunks=(64,), shards=(10**20,)), (1, 64, 64, 1), (1, 640, 512, 1)),
     ],
 )
-def test_chunks_and_shards_are_as_asked(tmp_path: Path, storage: Storage, chunk: Any, shard: Any) -> None:
+def test_chunks_and_shards_are_as_asked_within_the_image(tmp_path: Path, storage: Storage, chunk: Any, shard: Any) -> None:
     header = ImageHeader(shape=(4, 600, 500, 3), axes="ZYXS", dtype=np.dtype("uint16"))
     form = FORMAT.storing(storage)
     assert form.block_shape(header) == (shard or chunk)
@@ -267,6 +269,7 @@ def test_chunks_and_shards_are_as_asked(tmp_path: Path, storage: Storage, chunk:
         Storage(chunks=(8, 8)),
         Storage(chunks=(48,), shards=(64,)),
         Storage(chunks=(1 << 16,)),
+        Storage(chunks=(1, 1, 1, 1), shards=(4, 600, 600, 3)),
         Storage(compression="lzw"),
     ],
 )

@@ -9,9 +9,9 @@ from pipeline.engine.devices.device import CudaDevice
 from pipeline.errors import InputError, ParameterError
 from pipeline.formats.kspace import open_kspace
 from pipeline.formats.kspace.base import Readouts
-from pipeline.workloads.mri.images import SharedReadouts
 from pipeline.workloads.mri.parameters import MriParameters
-from pipeline.workloads.mri.sorting import SortedReader
+from pipeline.workloads.mri.source.images import SharedReadouts
+from pipeline.workloads.mri.source.sorting import SortedReader
 from tests.kernels.sense.phantom import coil_maps, image, normalised_error
 from tests.pipeline.formats.kspace.raw_mri import write_cfl
 from tests.pipeline.workloads.mri.mri_jobs import COILS, N, images, job, scan, volume, write_npz

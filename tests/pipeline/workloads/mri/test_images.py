@@ -10,8 +10,8 @@ import pytest
 from kernels.sense import covariance
 from pipeline.errors import InputError, ParameterError
 from pipeline.formats.kspace.base import Readouts
-from pipeline.workloads.mri.images import Image, ImageSource, LruCache, Trajectory
 from pipeline.workloads.mri.parameters import MriParameters
+from pipeline.workloads.mri.source.images import Image, ImageSource, LruCache, Trajectory
 from tests.kernels.sense.phantom import normalised_error, radial, random_complex
 from tests.pipeline.formats.kspace.raw_mri import readouts, write_cfl, write_ismrmrd, xml
 from tests.pipeline.workloads.mri.mri_jobs import images, write_npz

@@ -12,8 +12,8 @@ from pipeline.engine.devices.device import CudaDevice, GpuBound
 from pipeline.engine.run import run_job
 from pipeline.errors import OutOfDeviceMemory
 from pipeline.workloads.mri import MriJob
-from pipeline.workloads.mri.memory import Problem, bytes_besides_maps, device_bytes
 from pipeline.workloads.mri.parameters import MriParameters
+from pipeline.workloads.mri.reconstruction.memory import Problem, bytes_besides_maps, device_bytes
 from tests.pipeline.workloads.mri.mri_jobs import job, volume, write_npz
 
 SMALL = Problem(shape=(256, 256), channels=12, at_once=12, points=65_536)

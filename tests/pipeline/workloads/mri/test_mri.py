@@ -15,7 +15,7 @@ from pipeline.engine.run import run_job
 from pipeline.errors import AuditError, InputError, ParameterError, StorageError
 from pipeline.workloads.mri import audit as mri_audit
 from pipeline.workloads.mri.parameters import MriParameters
-from pipeline.workloads.mri.series import affine_of
+from pipeline.workloads.mri.series.header import affine_of
 from tests.images import read_image
 from tests.kernels.sense.phantom import coil_maps, definition, image, normalised_error
 from tests.pipeline.formats.kspace.raw_mri import (
@@ -273,7 +273,7 @@ def test_samples_that_changed_are_another_input_however_their_pair_is_named(tmp_
     samples = tmp_path / "k.cfl"
     samples.write_bytes((100 * np.fromfile(samples, np.complex64)).tobytes())
     planned, run_options = job(tmp_path / named, tmp_path / "out.npy", resume=True, device=CpuDevice(1), **options)
-    with pytest.raises(ParameterError, match=r"of another job \(input\."):
+    with pytest.raises(ParameterError, match=r"k\.cfl has changed since"):
         run_job(planned, run_options)
     assert planned.spec.input == samples
 

@@ -7,8 +7,8 @@ import pytest
 
 from pipeline.errors import StorageError
 from pipeline.formats.series.base import SeriesHeader
-from pipeline.workloads.mri import preview
-from pipeline.workloads.mri.preview import Plane
+from pipeline.workloads.mri.series import preview
+from pipeline.workloads.mri.series.preview import Plane
 
 MAGNITUDES = np.abs(np.random.default_rng(7).normal(size=(53, 47)) + 1j).astype(np.float32)
 

@@ -13,7 +13,7 @@ from pipeline.cluster.gang import gang_stream
 from pipeline.errors import InputError, OutOfDeviceMemory, ParameterError, RankLost
 from pipeline.formats.kspace.npz import NpzKSpace
 from pipeline.workloads import mri
-from pipeline.workloads.mri import volume as mri_volume
+from pipeline.workloads.mri.reconstruction import volume as mri_volume
 from tests.images import read_image
 from tests.kernels.sense.phantom import normalised_error
 from tests.pipeline.cluster.dask.thread_workers import ThreadWorkers

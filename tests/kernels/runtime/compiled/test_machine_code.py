@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from kernels.runtime import compiler, machine_code
+from kernels.runtime.compiled import compiler, machine_code
 
 MODULE = """
 from typing import NamedTuple
@@ -135,3 +135,17 @@ def test_a_closure_and_a_function_without_a_file_are_left_to_numba() -> None:
     exec("def without_file(): return 1", made)
     for function in (closure, made["without_file"]):
         assert machine_code.load(function, ()) is None
+
+
+def test_code_of_older_versions_is_removed_from_our_own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
+    monkeypatch.setenv("MILLRACE_CACHE_DIR", str(tmp_path))
+    own, older, elsewhere = machine_code.folder(), tmp_path / "numba" / ("0" * 16), tmp_path / "theirs" / ("0" * 16)
+    for each in (own, older, elsewhere):
+        each.mkdir(parents=True)
+        os.utime(each, (1, 1))
+    machine_code.folder()  # used now
+    for chosen in (str(tmp_path / "theirs"), ""):
+        machine_code.store(call, ("<i8",), chosen, "entry", "environment", (), b"code")
+    assert [own.exists(), older.exists(), elsewhere.exists()] == [True, False, True]
+    assert len([*own.iterdir()]) == 1

@@ -21,9 +21,9 @@ from kernels.nufft.tuning import MAX_CELLS_AT_ONCE, SLOT_BYTES, TABLE_BYTES
 from kernels.proximal import MOST_FRAMES
 from kernels.runtime.launch import shared_bytes_a_block
 from kernels.sense.coil_groups import group_parts
-from pipeline.workloads.mri.images import Image, ImageSource
 from pipeline.workloads.mri.parameters import MriParameters
-from pipeline.workloads.mri.reconstruction import most_cached
+from pipeline.workloads.mri.reconstruction.image import most_cached
+from pipeline.workloads.mri.source.images import Image, ImageSource
 
 COMPLEX = 8  # bytes
 # Bytes of a sample in a sorted trajectory with its weights, and while it is sorted.

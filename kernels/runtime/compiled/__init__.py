@@ -10,7 +10,7 @@ from functools import cached_property, update_wrapper
 from importlib import import_module
 from typing import Any, TypeVar, cast
 
-from kernels.runtime import machine_code
+from kernels.runtime.compiled import machine_code
 
 __all__ = ["c_function", "carray", "cgutils", "compiled", "intrinsic", "ir", "types"]
 
@@ -48,7 +48,7 @@ class _Compiled:
     @cached_property
     def dispatcher(self) -> Any:
         """The function as Numba has it."""
-        return import_module("kernels.runtime.compiler").Dispatcher(self.py_func)
+        return import_module("kernels.runtime.compiled.compiler").Dispatcher(self.py_func)
 
     @property
     def callee(self) -> Any:
@@ -68,7 +68,7 @@ class _Later:
 
     @cached_property
     def _numba_type_(self) -> Any:
-        return import_module("kernels.runtime.compiler").type_of(self._make())
+        return import_module("kernels.runtime.compiled.compiler").type_of(self._make())
 
 
 class _Module:

@@ -27,7 +27,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from kernels.runtime.binaries import cache_folder
+from kernels.runtime.binaries import cache_folder, mark_used, remove_unused
 from kernels.runtime.operations import FOLDER
 
 __all__ = ["compiled_in", "folder", "kind_of", "load", "sources_digest", "store"]
@@ -38,7 +38,9 @@ _DIGEST_BYTES = 32
 def folder(chosen: str = "") -> Path:
     """Named after all CPU sources: Numba checks only a function's own file, but ours call others. `chosen`: instead of
     NUMBA_CACHE_DIR or the user's cache folder."""
-    return Path(chosen or os.environ.get("NUMBA_CACHE_DIR") or cache_folder("numba")) / sources_digest()
+    found = Path(chosen or os.environ.get("NUMBA_CACHE_DIR") or cache_folder("numba")) / sources_digest()
+    mark_used(found)
+    return found
 
 
 @cache
@@ -116,6 +118,8 @@ def store(
             Path(temporary).replace(path)
         finally:
             Path(temporary).unlink(missing_ok=True)
+        if path.parent.parent == cache_folder("numba"):
+            remove_unused(cache_folder("numba"))
 
 
 def load(function: Any, kinds: Sequence[Any]) -> Callable[..., Any] | None:

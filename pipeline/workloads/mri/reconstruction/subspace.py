@@ -19,10 +19,10 @@ from kernels.sense.resumption import Resumption
 from pipeline.errors import InputError, counted
 from pipeline.formats.cfl import Cfl
 from pipeline.formats.numpy_files import mapped_array
-from pipeline.workloads.mri.images import Image, LruCache, Trajectory
 from pipeline.workloads.mri.parameters import MriParameters
-from pipeline.workloads.mri.reconstruction import Reconstructed, Reconstruction, beside
-from pipeline.workloads.mri.regularized import solved
+from pipeline.workloads.mri.reconstruction.image import Reconstructed, Reconstruction, beside
+from pipeline.workloads.mri.reconstruction.regularized import solved
+from pipeline.workloads.mri.source.images import Image, LruCache, Trajectory
 
 _ORTHONORMAL = 1e-3  # the largest element of φᴴφ − 1
 _CACHED = 2

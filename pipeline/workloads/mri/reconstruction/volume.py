@@ -43,12 +43,12 @@ from pipeline.config import format_bytes
 from pipeline.errors import OutOfDeviceMemory, ParameterError, counted
 from pipeline.formats.kspace.base import Readouts
 from pipeline.workloads.gang_protocols import Peers
-from pipeline.workloads.mri.encoding import Encoding, Times
-from pipeline.workloads.mri.images import Image, ImageSource, Trajectory
-from pipeline.workloads.mri.memory import Problem, bytes_besides_maps, iterates_bytes, least_bytes
 from pipeline.workloads.mri.parameters import MriParameters
-from pipeline.workloads.mri.reconstruction import Reconstructed, Reconstruction, cannot_calibrate
-from pipeline.workloads.mri.regularized import solved
+from pipeline.workloads.mri.reconstruction.encoding import Encoding, Times
+from pipeline.workloads.mri.reconstruction.image import Reconstructed, Reconstruction, cannot_calibrate
+from pipeline.workloads.mri.reconstruction.memory import Problem, bytes_besides_maps, iterates_bytes, least_bytes
+from pipeline.workloads.mri.reconstruction.regularized import solved
+from pipeline.workloads.mri.source.images import Image, ImageSource, Trajectory
 
 # Samples of all coils that are read at a time, besides those that are kept.
 _BLOCK_BYTES = 64 << 20

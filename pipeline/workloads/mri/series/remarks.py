@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from pipeline.config import format_bytes
 from pipeline.formats.series.base import SeriesHeader
-from pipeline.workloads.mri.images import ImageSource
 from pipeline.workloads.mri.parameters import MriParameters
-from pipeline.workloads.mri.series import misplaced
+from pipeline.workloads.mri.series.header import misplaced
+from pipeline.workloads.mri.source.images import ImageSource
 
 
 def remarks(

@@ -21,7 +21,8 @@ from numba.core.types.containers import BaseTuple
 from numba.core.types.misc import unliteral
 from numba.np.numpy_support import as_dtype
 
-from kernels.runtime import compiling, machine_code
+from kernels.runtime import compiling
+from kernels.runtime.compiled import machine_code
 
 # It registers types. Later, in a thread's first call, that would break other threads' look-ups, which take no lock.
 import_module("numba.experimental.function_type")
@@ -160,7 +161,8 @@ class _MendingCache(FunctionCache):  # type: ignore[misc]
 
     def save_overload(self, sig: Any, data: Any) -> None:
         self._store(data, data.library._final_module, data.library._get_compiled_object())
-        super().save_overload(sig, data)
+        with suppress(OSError):  # a full disk; or another process has just removed the folder, long unused
+            super().save_overload(sig, data)
 
     def _store(self, result: Any, module: Any, code: bytes) -> None:
         """Keep machine code that needs nothing of Numba's but its entry point, to be loaded without Numba."""

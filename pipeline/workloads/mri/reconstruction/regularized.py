@@ -22,9 +22,9 @@ from kernels.sense.regularized import (
 )
 from kernels.sense.resumption import Resumption
 from pipeline.errors import ParameterError
-from pipeline.workloads.mri.images import Image, Trajectory
 from pipeline.workloads.mri.parameters import AUTO, MriParameters
-from pipeline.workloads.mri.reconstruction import Encoded, Reconstructed, Reconstruction
+from pipeline.workloads.mri.reconstruction.image import Encoded, Reconstructed, Reconstruction
+from pipeline.workloads.mri.source.images import Image, Trajectory
 
 
 def regularized(

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from kernels.runtime import compiled, compiler, machine_code
+from kernels.runtime.compiled import compiled, compiler, machine_code
 
 # While Numba imports the module that would look for the BLAS, another thread imports it from SciPy.
 BESIDE_SCIPY = """
@@ -41,7 +41,7 @@ def run(code: str) -> str:
 
 
 def test_scipy_is_not_loaded_with_numba() -> None:
-    assert run("import sys, kernels.runtime.compiler; print('scipy.linalg' in sys.modules)") == "False\n"
+    assert run("import sys, kernels.runtime.compiled.compiler; print('scipy.linalg' in sys.modules)") == "False\n"
 
 
 def test_another_thread_finds_the_blas_meanwhile() -> None:
@@ -50,7 +50,7 @@ def test_another_thread_finds_the_blas_meanwhile() -> None:
 
 def test_the_first_call_registers_no_types() -> None:
     """Numba looks for an argument's type without a lock, which fails if another thread's first call registers one."""
-    code = "import kernels.runtime.compiler\nfrom kernels.runtime.compiled import compiled\n"
+    code = "import kernels.runtime.compiled.compiler\nfrom kernels.runtime.compiled import compiled\n"
     code += "from numba.core.typing.typeof import typeof_impl\n"
     code += "known = set(typeof_impl.registry)\n@compiled\ndef more(x):\n    return x + 1\n"
     code += "print(more(1), set(typeof_impl.registry) - known)"
@@ -86,11 +86,11 @@ def test_a_callee_is_compiled_once_for_all_integers_and_has_no_code_for_python(
 ) -> None:
     monkeypatch.setattr(compiler.numba.config, "CACHE_DIR", str(tmp_path))  # empty: loaded code cannot be inspected
 
-    @compiled.compiled
+    @compiled
     def inner(x: int, y: int) -> int:
         return 10 * x + y
 
-    @compiled.compiled
+    @compiled
     def outer(x: int) -> int:
         return inner(1, 2) + inner(x, 3) + inner(y=4, x=x)
 
@@ -119,7 +119,7 @@ def test_what_a_callee_raises_comes_to_python(tmp_path: Path) -> None:
         "NUMBA_CACHE_DIR": str(tmp_path),
         "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path]),
     }
-    with_numba = "import kernels.runtime.compiler\n"
+    with_numba = "import kernels.runtime.compiled.compiler\n"
     for before, is_loaded, is_small in (("", True, False), ("", False, True), (with_numba, True, True)):
         done = subprocess.run(
             [sys.executable, "-c", before + calls], capture_output=True, text=True, env=environment, check=True

@@ -22,9 +22,9 @@ from pipeline.formats.cfl import Cfl
 from pipeline.formats.kspace import open_kspace
 from pipeline.formats.kspace.base import LARGEST_SAMPLE, Readouts
 from pipeline.formats.numpy_files import mapped_array
-from pipeline.workloads.mri.grid import ImageGrid, image_grid
 from pipeline.workloads.mri.parameters import DENSITIES, NO_PENALTY, SENSITIVITIES, MriParameters
-from pipeline.workloads.mri.sorting import SortedReader
+from pipeline.workloads.mri.source.grid import ImageGrid, image_grid
+from pipeline.workloads.mri.source.sorting import SortedReader
 
 T = TypeVar("T")
 

@@ -31,8 +31,8 @@ from kernels.sense import (
 from kernels.sense.reconstruction import Transform
 from kernels.sense.resumption import Resumption
 from pipeline.errors import InputError, ParameterError
-from pipeline.workloads.mri.images import Image, ImageSource, LruCache, Trajectory
 from pipeline.workloads.mri.parameters import MriParameters
+from pipeline.workloads.mri.source.images import Image, ImageSource, LruCache, Trajectory
 
 # Cached geometries. In three dimensions each kernel takes eight times the image.
 _CACHED_2D, _CACHED_3D = 16, 2

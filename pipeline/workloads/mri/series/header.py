@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from pipeline.formats.image.base import ImageWriter, Region
 from pipeline.formats.kspace.base import KSpaceHeader, Placement
 from pipeline.formats.series.base import SeriesHeader
-from pipeline.workloads.mri.images import ImageSource
 from pipeline.workloads.mri.parameters import MriParameters
+from pipeline.workloads.mri.source.images import ImageSource
 
 # DICOM and ISMRMRD count to the left and to the back, NIfTI to the right and to the front.
 _TO_RAS = np.diag([-1.0, -1.0, 1.0])

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from kernels.sense import GroupedMaps, gridded, namespace, sense_normal
 from kernels.sense.coil_groups import groups_of, streamed
 from kernels.sense.reconstruction import Transform
-from pipeline.workloads.mri.images import Trajectory
-from pipeline.workloads.mri.reconstruction import Geometry
+from pipeline.workloads.mri.reconstruction.image import Geometry
+from pipeline.workloads.mri.source.images import Trajectory
 
 
 class Encoding(Protocol):
