@@ -335,8 +335,8 @@ def _announce(job: PlannedJob, options: RunOptions, quiet: bool) -> None:
     is_cut = len(plan.chunks) > 1 and options.chunk_bytes is None
     if is_cut and any(map(any, plan.chunks[0].halo)) and read > MUCH_READ * written:
         click.echo(
-            f"millrace: warning: chunks are much smaller than their halo: {format_bytes(read)} are read for a result of "
-            f"{format_bytes(written)}; raise --memory to read less",
+            f"millrace: warning: chunks are much smaller than their halo: {format_bytes(read)} are read for a "
+            f"result of {format_bytes(written)}; raise --memory to read less",
             err=True,
         )
 
