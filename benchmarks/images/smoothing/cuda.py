@@ -66,9 +66,9 @@ def _cucim(work: Workload, image: Any) -> Work | None:
 
 
 def _torch(work: Workload, image: Any) -> Work | None:
-    """Box means of one float channel, the only matching filter of PyTorch."""
+    """Box means of one float channel, the only matching filter of PyTorch; 1023 × 1023 takes ten seconds."""
     torch = library("torch")
-    if torch is None or image.dtype != "float32" or image.ndim != 2 or not work.size:
+    if torch is None or image.dtype != "float32" or image.ndim != 2 or not 1 <= (work.size or 0) < 1000:
         return None
     size = work.size
     plane = torch.as_tensor(image, device="cuda")[None, None]
@@ -76,9 +76,11 @@ def _torch(work: Workload, image: Any) -> Work | None:
 
 
 def _npp(work: Workload, image: Any) -> Work | None:
-    """A Gaussian of any width takes its weights along one axis from us."""
+    """A Gaussian of any width takes its weights along one axis from us; past σ = 64 it needs minutes."""
     if work.size:
         return npp.filtering("nppiFilterBoxBorder", image, *npp.window(work.size))
+    if (work.sigma or 0) > 64:
+        return None
     import cupy
 
     sigma = float(work.sigma or 0)
