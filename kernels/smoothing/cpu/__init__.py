@@ -87,7 +87,7 @@ def smooth(
         return result
     usual, divisor = _method(tuple(windows), dtype), math.prod(window.taps for window in windows)
     source, windows = extended(native(image), windows, cval, np)
-    groups, border = list(_neighbours(windows, usual.most_paired_taps)), dtype.type(cval)
+    groups, border = list(_neighbours(windows, usual.most_paired_taps, source.shape)), dtype.type(cval)
     for index, group in enumerate(groups):
         first, last = index == 0, index == len(groups) - 1
         in_runs = dtype.kind == "f" and any(window.is_long_box for window in group)
@@ -242,11 +242,13 @@ def _gaussian(windows: tuple[Window, ...], dtype: np.dtype[Any]) -> Method:
     )
 
 
-def _neighbours(windows: Sequence[Window], most_taps: float) -> Iterator[tuple[Window, ...]]:
-    """The windows in order, two of neighbouring axes together if possible and neither has more taps than this."""
+def _neighbours(windows: Sequence[Window], most_taps: float, shape: tuple[int, ...]) -> Iterator[tuple[Window, ...]]:
+    """The windows in order, two of neighbouring axes together if neither has more taps than this or than the image has
+    samples: a pair sums its halo's corners too."""
     rest = list(windows)
     while rest:
-        pair = len(rest) > 1 and rest[0].axis + 1 == rest[1].axis and max(rest[0].taps, rest[1].taps) <= most_taps
+        fits = all(each.taps <= min(most_taps, max(shape[each.axis], MAX_PAIRED_TAPS)) for each in rest[:2])
+        pair = len(rest) > 1 and rest[0].axis + 1 == rest[1].axis and fits
         # Of three neighbours, the last two are paired: they are closer in memory.
         if pair and len(rest) > 2 and rest[1].axis + 1 == rest[2].axis and len(rest) % 2:
             pair = False

@@ -12,6 +12,15 @@ from numpy.typing import NDArray
 from kernels.smoothing.borders import border_indices
 
 Array = NDArray[Any]
+# Numba compiles the networks of minima and maxima for each type and side, for a second and a half each: every type and
+# every side has one of them.
+SQUARES = {"uint8": (3, 7), "uint16": (5,), "int16": (3,), "float32": (5,), "float64": (3, 5, 7)}
+
+
+def percentiles_of(dtype: str, sizes: Sequence[int]) -> tuple[float, ...]:
+    """The median and another; minima and maxima, except of squares that are not in SQUARES."""
+    is_square = len(sizes) == 2 and sizes[0] == sizes[1] and sizes[0] in (3, 5, 7)
+    return (50.0, 30.0) if is_square and sizes[0] not in SQUARES[dtype] else (50.0, 0.0, 100.0, 30.0)
 
 
 def samples_of(shape: tuple[int, ...], dtype: str, seed: int = 0) -> Array:

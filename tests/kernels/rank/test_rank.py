@@ -26,7 +26,7 @@ from kernels.rank import (
 from kernels.rank.cuda import extremes
 from kernels.rank.task import Rank, Task, folded
 from kernels.smoothing.borders import BORDER_MODES
-from tests.kernels.rank.cases import defined, same_bits, samples_of
+from tests.kernels.rank.cases import SQUARES, defined, percentiles_of, same_bits, samples_of
 
 # shape, axes, sizes: primes, windows of even size, larger than the image, and along axes that are not neighbours.
 WINDOWS: tuple[tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]], ...] = (
@@ -57,7 +57,7 @@ def test_every_mode_gives_the_definition(dtype: str, window: Any) -> None:
         modes = [mode, *(MODES[(index + 1 + at) % 6] for at in range(len(axes) - 1))]
         if any(each == "valid" and shape[axis] < size for each, axis, size in zip(modes, axes, sizes, strict=True)):
             continue
-        for percentile in (50.0, 0.0, 100.0, 30.0):
+        for percentile in percentiles_of(dtype, sizes):
             found = percentile_filter(image, percentile, sizes, axes=axes, mode=modes, cval=7)
             expected = defined(image, mask, axes, modes, percentile=percentile, cval=7)
             same_bits(found, expected, f"{modes} {percentile}")
@@ -91,10 +91,10 @@ def test_scipy_gives_the_same(dtype: str, mode: str) -> None:
         np.testing.assert_array_equal(
             median_filter(image, size, **options), scipy.ndimage.median_filter(image, size, **options), strict=True
         )
-    for percentile in (0, 12.5, 99, 100):
+    for size, percentile in product((SQUARES[dtype][-1], 9), (0, 12.5, 99, 100)):
         np.testing.assert_array_equal(
-            percentile_filter(image, percentile, 5, **options),
-            scipy.ndimage.percentile_filter(image, percentile, 5, **options),
+            percentile_filter(image, percentile, size, **options),
+            scipy.ndimage.percentile_filter(image, percentile, size, **options),
         )
     for rank in (0, 3, -1, -7):
         np.testing.assert_array_equal(
@@ -126,7 +126,8 @@ def test_nan(dtype: str, policy: str) -> None:
     image[np.random.default_rng(1).random(image.shape) < 0.2] = np.nan
     image[:5, :5] = np.nan
     image[0, 0] = -np.float64(np.nan)
-    for sizes, percentile in product(((3, 3), (5, 4), (7, 7)), (50.0, 0.0, 100.0, 80.0)):
+    cases = [(sizes, each) for sizes in ((3, 3), (5, 4), (5, 5), (7, 7)) for each in percentiles_of(dtype, sizes)]
+    for sizes, percentile in cases:
         found = percentile_filter(image, percentile, sizes, nan_policy=policy)
         mask = np.ones(sizes, bool)
         expected = defined(image, mask, (0, 1), ("reflect",) * 2, percentile=percentile, nan_policy=policy)
@@ -307,7 +308,7 @@ def test_a_mistake_is_found_after_a_call_that_looks_alike() -> None:
     minimum_filter(image, (1, 3), cval=0.0, mode="constant")
     with pytest.raises(TypeError, match="size must be a whole number of samples; got True"):
         minimum_filter(image, (True, 3), cval=0.0, mode="constant")
-    found = minimum_filter(np.ones((1, 1), np.float32), 3, cval=-0.0, mode="constant")
+    found = minimum_filter(np.ones((1, 1), np.float32), 5, cval=-0.0, mode="constant")
     assert np.signbit(found).all()
 
 

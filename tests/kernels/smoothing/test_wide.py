@@ -303,3 +303,10 @@ def test_boxes_of_any_size_are_exact(dtype: str, seed: int, sizes: tuple[int, in
         high = np.take(sums, np.arange(size, sums.shape[axis]), axis)
         padded = high - np.take(sums, np.arange(sums.shape[axis] - size), axis)
     assert_array_equal(uniform_filter(image, sizes, mode=mode), (2 * padded + count) // (2 * count))
+
+
+def test_a_box_far_larger_than_the_image_takes_no_time_for_the_corners_of_its_halo() -> None:
+    image, size = noise(1, (40, 50), "uint16"), 300_000
+    sums = int(image.sum(dtype=np.int64)) + 7 * (size**2 - image.size)
+    found = uniform_filter(image, size, mode="constant", cval=7)
+    assert_array_equal(found, np.full(image.shape, (2 * sums + size**2) // (2 * size**2), np.uint16))

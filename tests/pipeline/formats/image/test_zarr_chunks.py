@@ -251,7 +251,7 @@ def test_a_resumed_output_of_another_kind_is_refused(tmp_path: Path) -> None:
         (Storage(chunks=(64,), shards=(10**20,)), (1, 64, 64, 1), (1, 640, 512, 1)),
     ],
 )
-def test_chunks_and_shards_are_as_asked_within_the_image(tmp_path: Path, storage: Storage, chunk: Any, shard: Any) -> None:
+def test_chunks_and_shards_are_as_asked(tmp_path: Path, storage: Storage, chunk: Any, shard: Any) -> None:
     header = ImageHeader(shape=(4, 600, 500, 3), axes="ZYXS", dtype=np.dtype("uint16"))
     form = FORMAT.storing(storage)
     assert form.block_shape(header) == (shard or chunk)
