@@ -20,8 +20,8 @@ WIDE_SHARE = 0.6
 # tensor: chunks that a block could have written before its first.
 TENSOR_START_CHUNKS = 4
 
-# words: the same; the tail of its strips (see TAIL) if windows see few blocks of positions.
-WORDS_START_CHUNKS, WORDS_NEAR_TAIL = 8, 0.0
+# words: the same; the tail of its strips (see TAIL).
+WORDS_START_CHUNKS, WORDS_TAIL = 3, 0.5
 
 # tree: rows that a block could have filtered before its first; the tail of its bands (see TAIL).
 TREE_START_ROWS = 32

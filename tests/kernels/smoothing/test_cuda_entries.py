@@ -65,7 +65,8 @@ VOLUMES = (
 # Environment variable: as few launches as cover every kernel, since racecheck takes a thousand times as long for each.
 FEWEST = "MILLRACE_TEST_FEWEST_LAUNCHES"
 PARTS = 4  # that can run in parallel
-BOTH_WAYS = ("fused", "wide", "words", "words_apart")  # variants with separate kernels for unaligned rows
+# Variants with separate kernels for unaligned rows.
+BOTH_WAYS = ("fused", "wide", "words", "words_apart", "bytes_apart", "tensor")
 SLOW_TAPS = 1200  # most taps of a thread in variants that read every tap from memory
 
 
