@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -9,6 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+
+QUEUED_CALLS, LONG_S = 10, 0.02
 
 
 def host_seconds(run: Callable[[], object]) -> float:
@@ -31,6 +35,20 @@ def queued_seconds(run: Callable[[], object], calls: int = 5) -> float:
     return float(cupy.cuda.get_elapsed_time(began, ended)) / 1e3 / calls
 
 
+def event_seconds(run: Callable[[], object]) -> float:
+    """Seconds per call of ten queued ones, which hides the launch overhead of the host; of one call if it is long."""
+    alone = queued_seconds(run, 1)
+    return alone if alone > LONG_S else queued_seconds(run, QUEUED_CALLS)
+
+
+def device_copy(image: Any) -> Callable[[], object]:
+    """A copy by the device to another array."""
+    import cupy
+
+    out = cupy.ones_like(image)
+    return lambda: cupy.copyto(out, image)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Rival:
     """One contender: `run` does the whole work once; `clock` runs it and returns the seconds it took."""
@@ -46,16 +64,26 @@ class Rival:
         return statistics.median(self.seconds)
 
 
-def measure(rivals: Sequence[Rival], repeats: int) -> list[Rival]:
-    """Times the installed rivals for `repeats` rounds after one warm-up round."""
+def measure(rivals: Sequence[Rival], repeats: int, once_s: float = math.inf) -> list[Rival]:
+    """Times the installed rivals for `repeats` rounds after one warm-up round.
+
+    A rival whose warm-up takes more than `once_s` is not run again: that time stands for every round.
+    """
     present = [rival for rival in rivals if rival.run is not None]
-    for round_number in range(repeats + 1):
-        for rival in present:
+    warm_up = [rival.clock(rival.run) for rival in present if rival.run is not None]
+    for _ in range(repeats):
+        for rival, first_s in zip(present, warm_up, strict=True):
             assert rival.run is not None
-            seconds = rival.clock(rival.run)
-            if round_number > 0:
-                rival.seconds.append(seconds)
+            rival.seconds.append(first_s if first_s > once_s else rival.clock(rival.run))
     return present
+
+
+def library(name: str) -> Any:
+    """A rival's module; None if it is not installed."""
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        return None
 
 
 def band(values: Sequence[float]) -> tuple[float, float]:

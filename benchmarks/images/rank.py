@@ -1,4 +1,4 @@
-"""Rank filters against other libraries, on the CPU or, with --device cuda, on a GPU (on arrays in device memory).
+"""Rank filters and morphology against other libraries, on the CPU or, with --device cuda, on arrays of a GPU.
 
 The installed libraries, ours and a copy by the device are interleaved in one run. Slow libraries filter the first rows
 alone; their speed is by pixel.
@@ -7,7 +7,6 @@ alone; their speed is by pixel.
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import math
 from collections.abc import Callable, Iterator
@@ -17,12 +16,19 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.images import npp
 from benchmarks.options import Options
-from benchmarks.rounds import Rival, band, host_seconds, measure, queued_seconds
+from benchmarks.rounds import Rival, band, device_copy, event_seconds, host_seconds, library, measure
+from kernels.morphology import white_tophat
 from kernels.rank import maximum_filter, median_filter
 
 OURS, COPY = "millrace", "copy"
-QUEUED_CALLS, LONG_S = 10, 0.02
+FILTERS = {"median": median_filter, "maximum": maximum_filter, "tophat": white_tophat}
+NAMES = {  # in SciPy and cupyx, in cuCIM, in NPP
+    "median": ("median_filter", "filters.median", "nppiFilterMedianBorder"),
+    "maximum": ("maximum_filter", "morphology.dilation", "nppiFilterMaxBorder"),
+    "tophat": ("white_tophat", "morphology.white_tophat", "nppiMorphTopHatBorder"),
+}
 # Samples of windows that a slow library reads in one run.
 SLOW_TAPS = {"cpu": 3e7, "cuda": 1e10}
 
@@ -33,11 +39,11 @@ class Work:
 
     dtype: str
     size: tuple[int, ...]
-    most: bool = False  # the maximum instead of the median
+    what: str = "median"
 
     @property
     def name(self) -> str:
-        return f"{'maximum' if self.most else 'median'} {self.dtype} {'×'.join(map(str, self.size))}"
+        return f"{self.what} {self.dtype} {'×'.join(map(str, self.size))}"
 
     def image(self, side: int) -> Any:
         """Random samples: side² pixels, or as many in a volume."""
@@ -53,71 +59,87 @@ WORKS = (
     *(Work(dtype="uint16", size=(size,) * 3) for size in (3, 5)),
     *(Work(dtype="uint8", size=(size, size)) for size in (3, 5, 7, 15, 31, 63)),
     *(Work(dtype="float32", size=(size, size)) for size in (3, 5, 15)),
-    *(Work(dtype="uint16", size=(size, size), most=True) for size in (3, 31)),
+    *(
+        Work(dtype=dtype, size=(size, size), what=what)
+        for what, sizes in (("maximum", (3, 15, 51, 255)), ("tophat", (3, 15, 51, 255)))
+        for dtype in ("uint16", "float32", "uint8")
+        for size in sizes
+    ),
 )
 
 
 def rivals(work: Work, image: Any, device: str, workers: int) -> Iterator[tuple[Rival, float]]:
     """Every library that can do this work, and how many pixels it filters in a run."""
-    filtered, out = maximum_filter if work.most else median_filter, image.copy()
+    out = image.copy()
     options: dict[str, Any] = {"mode": "nearest", "out": out, "workers": workers}
-    clock = _event_seconds if device == "cuda" else host_seconds
+    clock = event_seconds if device == "cuda" else host_seconds
     rows = min(len(image), max(work.size[0], int(SLOW_TAPS[device] / math.prod(work.size) / (image.size / len(image)))))
     part = image[:rows].copy()
 
     def rival(name: str, run: Callable[[], object] | None, array: Any) -> tuple[Rival, float]:
         return Rival(name=name, device=device, run=run, clock=clock), array.size
 
-    yield rival(OURS, lambda: filtered(image, work.size, **options), image)
+    yield rival(OURS, lambda: FILTERS[work.what](image, work.size, **options), image)
+    by_axis = part if work.what == "median" else image  # SciPy and cupyx take minima and maxima an axis at a time
     if device == "cpu":
         yield rival("OpenCV", _opencv(work, image, workers), image)
-    for name, module in (("SciPy", "scipy.ndimage"),) if device == "cpu" else (("cupyx", "cupyx.scipy.ndimage"),):
-        theirs = getattr(_module(module), "maximum_filter" if work.most else "median_filter", None)
-        yield rival(name, theirs and partial(theirs, part, work.size, mode="nearest"), part)
-    if device == "cuda":
-        yield rival("cuCIM", _cucim(work, image), image)
-    yield rival(COPY, (lambda: np.copyto(out, image)) if device == "cpu" else _device_copy(out, image), image)
+        yield rival("SciPy", _ndimage(work, by_axis, "scipy.ndimage"), by_axis)
+        yield rival(COPY, lambda: np.copyto(out, image), image)
+    else:
+        yield rival("cupyx", _ndimage(work, by_axis, "cupyx.scipy.ndimage"), by_axis)
+        yield rival("cuCIM", _cucim(work, part), part)
+        yield rival("NPP", _npp(work, part), part)
+        yield rival(COPY, device_copy(image), image)
+
+
+def _ndimage(work: Work, image: Any, module: str) -> Callable[[], object] | None:
+    theirs = getattr(library(module), NAMES[work.what][0], None)
+    return theirs and partial(theirs, image, work.size, mode="nearest")
 
 
 def _opencv(work: Work, image: Any, workers: int) -> Callable[[], object] | None:
-    cv2 = _module("cv2")
-    has = work.dtype == "uint8" or (work.size[0] <= 5 and not work.dtype.endswith("64")) or work.most
+    cv2 = library("cv2")
+    has = work.dtype == "uint8" or work.size[0] <= 5 or work.what != "median"
     if cv2 is None or len(work.size) != 2 or not has:
         return None
     cv2.setNumThreads(workers)
     out = image.copy()
-    if work.most:
-        return lambda: cv2.dilate(image, np.ones(work.size, np.uint8), out, borderType=cv2.BORDER_REPLICATE)
-    return lambda: cv2.medianBlur(image, work.size[0], out)
+    if work.what == "median":
+        return lambda: cv2.medianBlur(image, work.size[0], out)
+    how = cv2.MORPH_DILATE if work.what == "maximum" else cv2.MORPH_TOPHAT
+    window = np.ones(work.size, np.uint8)
+    return lambda: cv2.morphologyEx(image, how, window, out, borderType=cv2.BORDER_REPLICATE)
 
 
 def _cucim(work: Work, image: Any) -> Callable[[], object] | None:
     """Its median of integers counts in histograms, whose time hardly depends on the window."""
-    module = _module("cucim.skimage.morphology" if work.most else "cucim.skimage.filters")
-    if module is None or len(work.size) != 2:
+    module, _, name = NAMES[work.what][1].partition(".")
+    theirs = getattr(library(f"cucim.skimage.{module}"), name, None)
+    if theirs is None or len(work.size) != 2:
         return None
     import cupy
 
-    footprint = cupy.ones(work.size, bool)
-    return partial(module.dilation if work.most else module.median, image, footprint, mode="nearest")
+    return partial(theirs, image, cupy.ones(work.size, bool), mode="nearest")
 
 
-def _device_copy(out: Any, image: Any) -> Callable[[], object]:
+def _npp(work: Work, image: Any) -> Callable[[], object] | None:
+    if len(work.size) != 2:
+        return None
     import cupy
 
-    return lambda: cupy.copyto(out, image)
-
-
-def _event_seconds(run: Callable[[], object]) -> float:
-    alone = queued_seconds(run, 1)
-    return alone if alone > LONG_S else queued_seconds(run, QUEUED_CALLS)
-
-
-def _module(name: str) -> Any:
+    window = npp.window(work.size[0])
+    scratch = cupy.empty(max(64 << 20, 8 * image.nbytes), np.uint8)
+    arguments = {
+        "median": (*window, scratch),
+        "maximum": window,
+        "tophat": (cupy.ones(work.size, np.uint8), *window, scratch),
+    }
+    run = npp.filtering(NAMES[work.what][2], image, *arguments[work.what])
     try:
-        return importlib.import_module(name)
-    except ImportError:
+        _ = run and run()
+    except RuntimeError:  # a window that it does not take
         return None
+    return run
 
 
 def _measure(work: Work, side: int, options: argparse.Namespace) -> dict[str, Any]:

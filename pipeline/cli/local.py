@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pipeline.cli.stdout import say
-from pipeline.config import Settings, load_settings, of_option, parse_bytes
+from pipeline.config import Settings, format_bytes, load_settings, of_option, parse_bytes
 from pipeline.errors import InputError, MemoryTooSmall, MillraceError, ParameterError, counted, printable
 from pipeline.storage.objects import is_url, path_named
 
@@ -58,6 +58,7 @@ class _FileFolderOrUrl(_FilePathOrUrl):
         return path
 
 
+MUCH_READ = 20  # times the size of the result: the command says so
 _NAMES_A_FOLDER = "pipeline.cli.names_a_folder"
 FILE_PATH = _FilePath(path_type=Path, readable=False)
 FILE_OR_URL = _FilePathOrUrl(path_type=Path, readable=False)
@@ -251,7 +252,7 @@ def run(
             plan = job.describe()
             say(to_json(plan) if as_json else "\n".join(map(printable, plan_lines(plan))))
             return
-        _announce(job, quiet)
+        _announce(job, options, quiet)
         if settings.metrics_port is not None:
             from pipeline.metrics import serve
 
@@ -323,13 +324,21 @@ def _on_terminal(quiet: bool) -> bool:
     return not quiet and sys.stderr is not None and sys.stderr.isatty()
 
 
-def _announce(job: PlannedJob, quiet: bool) -> None:
+def _announce(job: PlannedJob, options: RunOptions, quiet: bool) -> None:
     """What the user should know before work starts."""
     remarks = job.job.summary.remarks
     if (lost := remarks.get("not kept")) and not quiet:
         click.echo(printable(f"{job.spec.output} does not keep these properties of {job.spec.input}: {lost}"), err=True)
     if warning := remarks.get("warning"):
         click.echo(f"millrace: warning: {printable(warning)}", err=True)
+    plan, read, written = job.plan, job.plan.input_bytes, job.plan.output_bytes
+    is_cut = len(plan.chunks) > 1 and options.chunk_bytes is None
+    if is_cut and any(map(any, plan.chunks[0].halo)) and read > MUCH_READ * written:
+        click.echo(
+            f"millrace: warning: chunks are much smaller than their halo: {format_bytes(read)} are read for a "
+            f"result of {format_bytes(written)}; raise --memory to read less",
+            err=True,
+        )
 
 
 def _carried_out(

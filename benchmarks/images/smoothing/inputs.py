@@ -33,5 +33,8 @@ class Workload:
 WORKLOADS = [
     Workload(dtype=dtype, channels=channels, **what)
     for dtype, channels in (("uint16", 3), ("float32", 1), ("uint8", 3))
-    for what in (*({"size": size} for size in (3, 9, 31, 127)), *({"sigma": sigma} for sigma in (1, 2, 4)))
+    for what in (
+        *({"size": size} for size in (3, 9, 31, 127, 1023)),
+        *({"sigma": sigma} for sigma in (1, 2, 4, 8, 16, 64, 256)),
+    )
 ]

@@ -7,9 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.images.smoothing.cuda import QUEUED_CALLS
 from benchmarks.images.smoothing.inputs import Workload
-from benchmarks.rounds import band, queued_seconds
+from benchmarks.rounds import QUEUED_CALLS, band, queued_seconds
 from kernels.smoothing.cases import Case
 from kernels.smoothing.cuda import VARIANTS, smooth
 

@@ -56,6 +56,17 @@ def test_a_result_that_appears_during_the_run_is_kept(folder, millrace, monkeypa
     assert (folder / "out.npy").read_bytes() == b"another's"
 
 
+def test_much_reading_is_said_before_work(folder, millrace, monkeypatch):
+    monkeypatch.setattr("pipeline.cli.local.MUCH_READ", 3)
+    write_image(folder / "wide.npy", np.zeros((700, 600), np.uint16), "YX")
+    arguments = ("wide.npy", "out.npy", "--filter", "gaussian", "--sigma", "40")
+    code, _, err = run(millrace, *arguments, "--memory", "3MiB")
+    assert code == 0
+    assert err.startswith("millrace: warning: chunks are much smaller than their halo: ")
+    assert err.endswith(" are read for a result of 820 KiB; raise --memory to read less\n")
+    assert run(millrace, *arguments, "--memory", "64MiB")[2] == ""
+
+
 def test_what_is_not_kept_is_said_before_work_and_in_plan_and_receipt(folder, millrace):
     sizes = {"PhysicalSizeX": 0.5, "PhysicalSizeY": 0.5, "Channel": {"Name": ["GFP"]}}
     samples = np.arange(31 * 41, dtype=np.uint16).reshape(31, 41)

@@ -10,6 +10,7 @@ import pytest
 
 import kernels.morphology as kernels
 from kernels.rank import disk
+from kernels.smoothing.borders import BORDER_MODES
 from pipeline.errors import AuditError, ParameterError
 from pipeline.formats.image.base import Region
 from pipeline.workloads import JobSpec, registry
@@ -25,8 +26,7 @@ FUNCTIONS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("mode", ["reflect", "mirror", "nearest", "wrap", "constant"])
-@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize(("name", "mode"), [*zip(FUNCTIONS, [*BORDER_MODES, "constant"], strict=True)])
 def test_any_cut_gives_the_same(tmp_path: Any, name: str, mode: str) -> None:
     options = {"mode": mode, **({"cval": 7} if mode == "constant" else {})}
     for dtype, size in (("int16", (4, 7)), ("uint8", (3, 4))):
