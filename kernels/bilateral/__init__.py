@@ -5,11 +5,15 @@
 
 over a box around p: a mean over the neighbours of a similar value, which leaves edges as they are.
 
-Images of integers and float32 are computed in float32, tap by tap in the order of memory, and the exponential is a
-polynomial (relative error 2e-7): CPU and GPU give the same bits. Integers are rounded once, to
-nearest: within 0.51 of a step of the definition for uint8, 0.6 for 16 bits; float32 within 2e-6 of the window's range,
-or of its largest magnitude. float64 images are computed in float64, within 1e-14. A window with a NaN or an infinity
-gives NaN.
+It is computed as x(p) + sum w(q) (x(q) - x(p)) / sum w(q), tap by tap in the order of memory, with w(p) = 1, so that a
+constant stays as it is. float64 images are computed in float64, within 1e-14 of the definition. Images of integers and
+float32 are computed in float32, with the same bits on CPU and GPU. Their weights are within WEIGHT_ERROR of the
+definition's, and 0 for samples that are further apart than CUTOFF `sigma_range`. In noise, results are within 1e-4
+`sigma_range` of the definition; the most is 2.5e-5 `sigma_range` for each sample of the window, where all differ from
+the centre by four or five `sigma_range`. Integers are then rounded to nearest.
+
+A window with a NaN, an infinity, or (float32) a magnitude above 1e37 `sigma_range` gives NaN. A `sigma_range` below
+1e-20 or above 1e30 counts as these (float64: 1e-150 and 1e150).
 
 Source: Tomasi and Manduchi, "Bilateral filtering for gray and color images" (1998). Channels are filtered one by one.
 """
@@ -28,26 +32,32 @@ from kernels.rank.task import MAX_AXES, Axis, axis_of, folded, is_foldable
 from kernels.runtime.arrays import check_array, check_out, check_workers, on_stream
 from kernels.runtime.filtering import check_cval, filtered_axes, per_axis
 
-__all__ = ["MAX_SIZE", "bilateral", "default_sizes"]
+__all__ = ["MAX_SIZE", "WEIGHT_ERROR", "bilateral", "default_sizes"]
 
 MAX_SIZE = 31  # samples of the window along an axis
-# 2**-f = 1 + f (POWERS[0] + f (POWERS[1] + …)) for f in [-1/2, 1/2], the same numbers as in bilateral.cu.
-POWERS = (-0.6931470632553101, 0.24022234976291656, -0.055506784468889236, 0.009671961888670921, -0.0013274633092805743)
+CUTOFF = math.sqrt(2 * 14.51580148368118)
+GAUSSIAN = (  # of `tap_numbers`
+    1.329513073201681, -1.0493911286116766, 0.5925703281737837, 1.1245251127711808, -0.1895147773846201,
+    -0.010331446379084603, -0.00014798961595569016,
+)  # fmt: skip
+WEIGHT_ERROR = 5.5e-6  # with float32's own
+NUMBERS = 8  # of a tap, with one for alignment
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
     """A filter of an array seen as [planes, three axes, inner].
 
-    spatial : for each tap, in the order of memory: the binary exponent of its weight by distance, 0 or more
-    scale   : the exponent of a squared difference of 1
+    taps    : for each tap, in the order of memory: `tap_numbers`; float64 images: the binary exponent of its
+              weight by distance, 0 or more
+    scale   : by which samples are multiplied first
     """
 
     dtype: np.dtype[Any]
     planes: int
     axes: tuple[Axis, Axis, Axis]
     inner: int
-    spatial: NDArray[Any]
+    taps: NDArray[Any]
     scale: float
     cval: float
 
@@ -126,14 +136,19 @@ def bilateral(
     exponents = np.zeros((), np.float64)
     for axis in sorted(windows):
         taps, sigma = windows[axis][0], float(sigmas[chosen.index(axis)])
-        exponents = np.add.outer(exponents, (np.arange(taps) - taps // 2) ** 2 / (2 * sigma * sigma * math.log(2)))
-    real = np.float64 if dtype == np.float64 else np.float32
-    task = Task(
-        dtype=dtype, planes=planes, axes=spans, inner=inner, spatial=exponents.ravel().astype(real),
-        scale=1 / (2 * float(sigma_range) * float(sigma_range) * math.log(2)), cval=cval,
-    )  # fmt: skip
+        exponents = np.add.outer(exponents, (np.arange(taps) - taps // 2) ** 2 / (2 * sigma * sigma))
+    if dtype == np.float64:
+        sigma = min(max(float(sigma_range), 1e-150), 1e150)
+        scale, numbers = 1 / (sigma * math.sqrt(2 * math.log(2))), exponents.ravel() / math.log(2)
+    else:
+        sigma = min(max(float(sigma_range), 1e-20), 1e30)
+        scale, numbers = 1 / (sigma * CUTOFF), tap_numbers(exponents.ravel())
+    task = Task(dtype=dtype, planes=planes, axes=spans, inner=inner, taps=numbers, scale=scale, cval=cval)
     with on_stream(image, stream):
-        result = _body(image.transpose(order), task, workers, stream)
+        in_place = out is not None and order == [*range(image.ndim)]
+        result = _body(image.transpose(order), task, out.reshape(task.out_shape) if in_place else None, workers, stream)
+        if in_place:
+            return out
         result = result.reshape([shape[axis] for axis in order]).transpose(np.argsort(order))
         if out is None:
             return result if result.flags.c_contiguous else result.copy(order="C")
@@ -141,11 +156,23 @@ def bilateral(
     return out
 
 
-def _body(image: Any, task: Task, workers: int | None, stream: Any) -> Any:
+def tap_numbers(exponents: NDArray[Any]) -> NDArray[Any]:
+    """For each tap the NUMBERS c (float32) by which its weight is computed from s = max(1 - u² / CUTOFF², 0):
+
+        v1 = c0 s + c1,  v2 = s v1 + c2,  v3 = v1 v2 + c3,  v4 = v2 v3 + c4,  v5 = v4² + c5,  w = max(v5² + c6, 0)
+
+    With the numbers GAUSSIAN, a minimax approximation, w is exp(-u² / 2) within 5.3e-6, at most 1, and 0 if s = 0. The
+    weight by distance, exp(-exponent), scales w, and each v by a root of it.
+    """
+    roots = np.array([1, 1, 1, 2, 3, 6, 12, 0]) / 12
+    return (np.exp(-exponents[:, None] * roots) * [*GAUSSIAN, 0]).astype(np.float32)
+
+
+def _body(image: Any, task: Task, out: Any, workers: int | None, stream: Any) -> Any:
     if isinstance(image, np.ndarray):
         from kernels.bilateral import cpu
 
-        return cpu.filtered(image, task, workers=workers)
+        return cpu.filtered(image, task, out, workers=workers)
     from kernels.bilateral import cuda
 
-    return cuda.filtered(image, task, stream=stream)
+    return cuda.filtered(image, task, out, stream=stream)

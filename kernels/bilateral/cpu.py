@@ -8,23 +8,20 @@ from typing import Any
 
 import numpy as np
 
-from kernels.bilateral import POWERS, Task
+from kernels.bilateral import NUMBERS, Task
 from kernels.runtime.arrays import native
-from kernels.runtime.compiled import compiled, ir, types
+from kernels.runtime.compiled import compiled
 from kernels.runtime.threads import for_each
 from kernels.smoothing.borders import border_indices
-from kernels.smoothing.cpu.rows import fma, generated, load, reload, store
+from kernels.smoothing.cpu.rows import fma, load, reload, store
 
-P0, P1, P2, P3, P4 = (np.float32(power) for power in POWERS)
 MIN_SAMPLES = 1 << 12  # of a thread
 LINES = 16  # of a part
-ONE = np.float32(1)
-MOST = np.float32(127)  # binary exponent, of weight 0
-WHOLE = np.float32(1.5 * 2**23)  # added to a smaller number, it leaves the nearest whole one in the lowest bits
+NONE, ONE = np.float32(0), np.float32(1)
 
 
-def filtered(image: Any, task: Task, *, workers: int | None = None) -> Any:
-    out = np.empty(task.out_shape, task.dtype)
+def filtered(image: Any, task: Task, out: Any = None, *, workers: int | None = None) -> Any:
+    out = np.empty(task.out_shape, task.dtype) if out is None else out
     source, target = native(image).reshape(-1), out.reshape(-1)
     positions = tuple(
         border_indices(
@@ -36,13 +33,14 @@ def filtered(image: Any, task: Task, *, workers: int | None = None) -> Any:
     )
     lengths = np.array([axis.length for axis in task.axes], np.int64)
     taps = np.array([axis.taps for axis in task.axes], np.int64)
-    real = task.spatial.dtype.type
+    real = task.taps.dtype.type
+    scales = real(task.scale), real(1) / real(task.scale)
     is_float = task.dtype.kind == "f"
     cval = np.array([task.cval], task.dtype)
 
     def compute(first: int) -> None:
         bilateral_rows(
-            source, positions, lengths, task.inner, target, taps, task.spatial, real(task.scale), cval, is_float,
+            source, positions, lengths, task.inner, target, taps, task.taps.reshape(-1), scales, cval, is_float,
             first, min(first + LINES, lines),
         )  # fmt: skip
 
@@ -50,18 +48,6 @@ def filtered(image: Any, task: Task, *, workers: int | None = None) -> Any:
     threads = max(1, min(workers or len(os.sched_getaffinity(0)), out.size // MIN_SAMPLES))
     for_each(compute, range(0, lines, LINES), threads)
     return out
-
-
-@generated
-def _scaled(_typing: Any, number: Any, shifted: Any) -> Any:
-    """number * 2**n, of shifted = WHOLE + n, by adding to the bits of the exponent."""
-
-    def code(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        kind = ir.IntType(32)
-        bits, exponent = (builder.bitcast(each, kind) for each in args)
-        return builder.bitcast(builder.add(bits, builder.shl(exponent, kind(23))), ir.FloatType())
-
-    return types.float32(types.float32, types.float32), code
 
 
 @compiled
@@ -72,8 +58,8 @@ def bilateral_rows(
     inner: int,
     target: Any,
     taps: Any,
-    spatial: Any,
-    scale: Any,
+    numbers: Any,
+    scales: Any,
     cval: Any,
     is_float: bool,
     first: int,
@@ -82,42 +68,47 @@ def bilateral_rows(
     """Fill the rows first … last of the result, of [planes, two axes], with all inner samples.
 
     positions : of each axis, the index that each position of result and halo comes from; -1: beyond the edge
-    spatial   : float32, or float64 for float64 images
+    numbers   : of each tap: float32, or float64 for float64 images
+    scales    : of samples, and its inverse
     """
     sources0, sources1, sources2 = positions
     outs0, outs1 = len(sources0) - taps[0] + 1, len(sources1) - taps[1] + 1
     width = len(sources2) * inner
     count = width - (taps[2] - 1) * inner
-    row, centre = np.empty(width, spatial.dtype), np.empty(width, spatial.dtype)
-    total, weights, weight = np.empty((3, count), spatial.dtype)
+    row, centre = np.empty(width, numbers.dtype), np.empty(width, numbers.dtype)
+    total, weights = np.empty((2, count), numbers.dtype)
     middle = taps[2] // 2 * inner
+    centre_tap = taps[0] * taps[1] * taps[2] // 2
+    scale, inverse = scales
     for line in range(first, last):
         y, rest = line % outs1, line // outs1
         z, plane = rest % outs0, rest // outs0
         base = plane * lengths[0]
-        _gather(
-            source, base, lengths, sources0[z + taps[0] // 2], sources1[y + taps[1] // 2], sources2, inner, cval, centre
-        )
+        from0, from1 = sources0[z + taps[0] // 2], sources1[y + taps[1] // 2]
+        _gather(source, base, lengths, from0, from1, sources2, inner, cval, centre)
+        _scale(centre, scale, width)
         total[:] = 0
-        weights[:] = 0
+        weights[:] = 1
         for dz in range(taps[0]):
             for dy in range(taps[1]):
                 _gather(source, base, lengths, sources0[z + dz], sources1[y + dy], sources2, inner, cval, row)
+                _scale(row, scale, width)
                 for dx in range(taps[2]):
-                    exponent = spatial[(dz * taps[1] + dy) * taps[2] + dx]
-                    if spatial.itemsize == 4:
-                        _weigh(weight, row, dx * inner, centre, middle, exponent, scale, count)
+                    tap, at = (dz * taps[1] + dy) * taps[2] + dx, dx * inner
+                    if tap == centre_tap:
+                        continue
+                    if numbers.itemsize == 4:
+                        _add_tap(total, weights, row, at, centre, middle, numbers, tap, count)
                     else:
-                        _weigh_exactly(weight, row, dx * inner, centre, middle, exponent, scale, count)
-                    _add_product(total, weight, row, dx * inner, count)
-                    _add(weights, weight, count)
+                        _add_tap_exactly(total, weights, row, at, centre, middle, numbers, tap, count)
         to = line * count
         if is_float:
+            own = (((base + from0) * lengths[1] + from1) * lengths[2] + sources2[taps[2] // 2]) * inner
             for i in range(count):
-                target[to + i] = total[i] / weights[i]
+                target[to + i] = fma(total[i] / weights[i], inverse, source[own + i])
         else:
             for i in range(count):
-                target[to + i] = np.rint(total[i] / weights[i])
+                target[to + i] = np.rint((total[i] / weights[i] + centre[middle + i]) * inverse)
 
 
 @compiled
@@ -132,38 +123,44 @@ def _gather(
             row[x * inner + within] = cval[0] if beyond else source[(line + sources2[x]) * inner + within]
 
 
-# Each of these loops writes one row, and is compiled to plain SIMD.
+# These loops are compiled to plain SIMD.
 
 
 @compiled
-def _weigh(weight: Any, row: Any, at: int, centre: Any, middle: int, exponent: Any, scale: Any, count: int) -> None:
-    """The weights of a tap in float32, by the operations of bilateral.cu."""
+def _scale(row: Any, scale: Any, count: int) -> None:
+    for i in range(count):
+        store(row, i, reload(row, i) * scale)
+
+
+@compiled
+def _add_tap(
+    total: Any, weights: Any, row: Any, at: int, centre: Any, middle: int, numbers: Any, tap: int, count: int
+) -> None:
+    """One tap of a row of results in float32, by the operations of bilateral.cu."""
+    tap *= NUMBERS
+    c0, c1, c2, c3 = numbers[tap], numbers[tap + 1], numbers[tap + 2], numbers[tap + 3]
+    c4, c5, c6 = numbers[tap + 4], numbers[tap + 5], numbers[tap + 6]
     for i in range(count):
         apart = load(row, at + i) - load(centre, middle + i)
-        power = fma(apart * apart, scale, exponent)
-        power = power if power < MOST else MOST
-        shifted = WHOLE - power
-        f = power + (shifted - WHOLE)
-        store(weight, i, _scaled(fma(fma(fma(fma(fma(P4, f, P3), f, P2), f, P1), f, P0), f, ONE), shifted))
+        s = fma(-apart, apart, ONE)
+        s = s if s > NONE else NONE
+        v1 = fma(s, c0, c1)
+        v2 = fma(s, v1, c2)
+        v4 = fma(v2, fma(v1, v2, c3), c4)
+        v5 = fma(v4, v4, c5)
+        w = fma(v5, v5, c6)
+        w = w if w > NONE else NONE
+        store(total, i, fma(w, apart, reload(total, i)))
+        store(weights, i, reload(weights, i) + w)
 
 
 @compiled
-def _weigh_exactly(
-    weight: Any, row: Any, at: int, centre: Any, middle: int, exponent: Any, scale: Any, count: int
+def _add_tap_exactly(
+    total: Any, weights: Any, row: Any, at: int, centre: Any, middle: int, numbers: Any, tap: int, count: int
 ) -> None:
     """The same in float64."""
     for i in range(count):
         apart = load(row, at + i) - load(centre, middle + i)
-        store(weight, i, 2.0 ** -(apart * apart * scale + exponent))
-
-
-@compiled
-def _add_product(total: Any, weight: Any, row: Any, at: int, count: int) -> None:
-    for i in range(count):
-        store(total, i, fma(load(weight, i), load(row, at + i), reload(total, i)))
-
-
-@compiled
-def _add(weights: Any, weight: Any, count: int) -> None:
-    for i in range(count):
-        store(weights, i, reload(weights, i) + load(weight, i))
+        w = 2.0 ** -(apart * apart + numbers[tap])
+        store(total, i, fma(w, apart, reload(total, i)))
+        store(weights, i, reload(weights, i) + w)

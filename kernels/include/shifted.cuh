@@ -32,6 +32,12 @@ __device__ inline void store_16_bytes(void* to, uint4 vector) {
                  : "memory");
 }
 
+// The same if `wanted`. No branch keeps the loads and shifts before it apart from those of other vectors.
+__device__ inline void store_16_bytes_if(bool wanted, void* to, uint4 vector) {
+    asm volatile("{ .reg .pred p; setp.ne.u32 p, %5, 0; @p st.global.v4.b32 [%0], {%1, %2, %3, %4}; }" ::"l"(to),
+                 "r"(vector.x), "r"(vector.y), "r"(vector.z), "r"(vector.w), "r"(static_cast<unsigned>(wanted)));
+}
+
 // A warp writes `count` elements (at most MOST) to `line`: 16 bytes at a time where they are aligned, single ones at the ends.
 // element(i) is the i-th of them, vector(i) their i-th 16 bytes; one vector more than is written may be read.
 template <int MOST, typename Element, typename Vector, typename Single>

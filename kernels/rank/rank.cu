@@ -20,12 +20,14 @@
 //   median_cube (cube.cuh)       medians of 3 × 3 × 3 and 5 × 5 × 5, likewise
 //   extreme_box, extreme_strip   minima and maxima of boxes of two axes in one pass over memory, at a cost that does not grow
 //                                with the window (extremes/box.cuh, extremes/strip.cuh)
+//   extreme_slabs                 openings of them, and top-hats, by a block (extremes/slabs.cuh)
 //   extreme_down and _along       those of many rows, an axis a pass (extremes/sweeps.cuh)
 //   extreme_rows                 those along rows of pixels with channels, if windows are wide (extremes/words.cuh)
 
 #include "cuda/bitsets.cuh"
 #include "cuda/cube.cuh"
 #include "cuda/extremes/box.cuh"
+#include "cuda/extremes/slabs.cuh"
 #include "cuda/extremes/strip.cuh"
 #include "cuda/extremes/sweeps.cuh"
 #include "cuda/gather.cuh"

@@ -19,12 +19,12 @@ Gaussian, uint8 images, along one axis or two that are neighbours, if no radius 
   of one tap does not count.
 Gaussian of standard deviation above 7.6, or of uint16, int16 and float32 images above 5.8 along two or more axes, which
   are neighbours, if neither `truncate` nor `radius` is given and no sample is left out: decimated
-  (kernels/smoothing/decimation.py), within 0.6 of a step for integer images, and 1e-5 of the largest magnitude for
-  floats.
+  (kernels/smoothing/decimation.py), within 0.6 of a step for integer images (of 16 bits along up to three axes), and
+  1e-5 of the largest magnitude for floats.
 Derivatives of a Gaussian: along each axis a = w[0] x[i - radius]; a = fma(w[k], x[i - radius + k], a) in ascending
   order, in float32 (float64 for float64 images); derivatives of integer images are float32. Decimated alike.
 Gaussian, uint16 and int16 images, along exactly two axes, which are neighbours, if both radii are 4 … 30 and one is at
-  least 9: exact sums (kernels/smoothing/words.py), within 0.6 of a step.
+  least 5: exact sums (kernels/smoothing/words.py), within 0.6 of a step.
 Gaussian, all other images: along each axis in turn, with weights w[k] at distance k,
     a = w[0] * x[i];  for k = 1 … radius: a = fma(w[k], x[i - k] + x[i + k], a)
   in float32 for integer and float32 images, in float64 for float64 images. For integer images the weights are integer

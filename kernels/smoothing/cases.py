@@ -384,14 +384,9 @@ def _weighted_in_words(values: Array, windows: list[Window]) -> Array:
     down, across = windows
     first, second = words.first_weights(down.half_weights or ()), words.second_weights(across.half_weights or ())
     x = values.astype(np.int64) + middle
-    v = (_over_window(x, down, first.upper) + _over_window(x >> 8, down, first.lower) + first.bias) >> (
-        11 + first.finer
-    )
-    a, b = (v >> 10) - 1024, (v & 1023) - 512
-    upper = _over_window(a, across, second.upper)
-    lower = _over_window(a, across, second.lower) + _over_window(b, across, second.upper)
-    total = (upper + lower.astype(np.float32).astype(np.float64) / 1024).astype(np.float32)
-    return np.rint(total.astype(np.float64) / 512 + 32784).astype(np.int64) - middle
+    v = _over_window(x, down, first.upper) + _over_window(x >> 8, down, first.lower) + first.bias >> 9 + first.finer
+    total = _over_window(v >> 7, across, second.upper) + _over_window(v >> 15, across, second.lower)
+    return (total + _over_window(v & 127, across, 2 * second.top) + second.bias >> 16 + second.finer) - middle
 
 
 def _over_window(values: Array, window: Window, half: Array) -> Array:

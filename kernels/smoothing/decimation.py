@@ -20,6 +20,9 @@ Weights for bytes may differ by more, `BYTE_WEIGHT_ERROR`, which is 0.05 of a st
 coarser: sigma is between 1.9 D and 7.6 D. No stage has d = 2, the coarse weights are cut at 4 sigma, and m is 4, or 2
 for a first stage after which sigma is still 20 coarse samples.
 
+16-bit volumes, for which the errors of three axes add up, allow `VOLUME_WEIGHT_ERROR` along each: all the limits above
+but the first, 5.8, are `VOLUME_SCALE` times as large.
+
 Weights have the same bits on every machine: sums are in a fixed order, or rounded once.
 
 Source: Unser, Aldroubi and Eden, "Fast B-spline transforms for continuous image representation and interpolation",
@@ -37,7 +40,8 @@ from numpy.typing import NDArray
 
 from kernels.runtime.elementary import cosine, exponential
 
-WEIGHT_ERROR, BYTE_WEIGHT_ERROR = 1.4e-6, 4e-4
+WEIGHT_ERROR, VOLUME_WEIGHT_ERROR, BYTE_WEIGHT_ERROR = 1.4e-6, 0.96e-6, 4e-4
+VOLUME_SCALE = 1.0625
 COARSE_SIGMA, BYTE_COARSE_SIGMA = 3.2, 1.9  # least standard deviation, in coarse samples
 # Weights at distances 0 … 3 D - 1 by D, which allow 2 coarse samples: of all with the sum 1, those of the least energy
 # sum over 0 < j < D of the integral of H(f + j / D)**2 G(f)**2 over |f| < 1 / 2 D, where H is their spectrum, and G
@@ -130,21 +134,25 @@ class Decimation:
 
 
 @functools.lru_cache(maxsize=64)
-def decimation(sigma: float, dtype: np.dtype, order: int = 0, *, bytewise: bool = False) -> Decimation:
+def decimation(
+    sigma: float, dtype: np.dtype, order: int = 0, *, bytewise: bool = False, volume: bool = False
+) -> Decimation:
     """For a standard deviation of at least 5.8 samples, or 7.6 of bytes and derivatives.
 
     dtype    : float32 or float64, to which weights are rounded
     order    : of the derivative, 0 for the Gaussian itself
     bytewise : whether results are rounded to bytes
+    volume   : whether three axes or more of 16-bit samples are decimated
     """
     stages: list[Stage] = []
     factor = 1
-    exponent = math.frexp(sigma / (BYTE_COARSE_SIGMA if bytewise else COARSE_SIGMA))[1] - 1  # floor of log2
+    limited = sigma / VOLUME_SCALE if volume else sigma
+    exponent = math.frexp(limited / (BYTE_COARSE_SIGMA if bytewise else COARSE_SIGMA))[1] - 1  # floor of log2
     if bytewise and exponent % 3 == 1:
         exponent -= 1  # a stage of 2 would take longer than it spares the coarse weights
-    elif order == 0 and sigma >= 8:
-        exponent = max(exponent, 3 if sigma >= 16 else 2)
-    whole = 3 if sigma < 8 and order == 0 and not bytewise else 1 << exponent
+    elif order == 0 and limited >= 8:
+        exponent = max(exponent, 3 if limited >= 16 else 2)
+    whole = 3 if limited < 8 and order == 0 and not bytewise else 1 << exponent
     while factor < whole:
         step = min(MOST_FACTOR, whole // factor)
         factor *= step
@@ -152,8 +160,8 @@ def decimation(sigma: float, dtype: np.dtype, order: int = 0, *, bytewise: bool 
             simple = not stages and sigma >= 20 * factor
             zeros: tuple[float, ...] = BYTE_SINGLE if simple else MOVED if sigma >= 3.8 * factor else BYTE_MOVED
         else:
-            zeros = MOVED if sigma >= 8 * factor else (0.0,) * 3
-        stages.append(_stage(step, zeros, dtype, least=not bytewise and sigma < COARSE_SIGMA * factor))
+            zeros = MOVED if limited >= 8 * factor else (0.0,) * 3
+        stages.append(_stage(step, zeros, dtype, least=not bytewise and limited < COARSE_SIGMA * factor))
     spectrum = _coarse_spectrum(sigma / whole, stages)
     if order:
         # A cut at the same place leaves out more of a derivative, which falls later.

@@ -139,9 +139,15 @@ def gaussian_windows(
     for place, (axis, sigma, mode, reach) in enumerate(zip(axes, sigmas, modes, reaches, strict=True)):
         if coarse[place]:
             offset = 0 if offsets is None else offsets[place]
-            # The coarser grids of bytes err by up to 0.05 of a step along each axis, on top of 0.5.
-            bytewise = dtype == np.uint8 and not any(derivatives) and sum(coarse) <= 2
-            coarse_grid = decimation(float(sigma), _precision(dtype), int(derivatives[place]), bytewise=bytewise)
+            # Grids of integers err by up to 0.05 of a step along each of two axes, on top of 0.5.
+            rounded, several = dtype.kind != "f" and not any(derivatives), sum(coarse) > 2
+            coarse_grid = decimation(
+                float(sigma),
+                _precision(dtype),
+                int(derivatives[place]),
+                bytewise=rounded and dtype == np.uint8 and not several,
+                volume=rounded and dtype != np.uint8 and several,
+            )
             windows.append(_decimated_window(axis, mode, coarse_grid, offset))
             continue
         if derivatives[place]:

@@ -1,13 +1,13 @@
 """Gaussians of 16-bit images along two neighbouring axes, one tile at a time, in pairs of 16-bit integers.
 kernels/smoothing/words.py has the definition.
 
-A word of the scratch array holds a pair: x - 2**15 and x >> 8 of a sample, or a and b of a sum down the rows. One
-instruction multiplies the pairs of a vector of words by a pair of weights each, and adds the products.
+A word of the scratch array holds a pair: x - 2**15 and x >> 8 of a sample, or of the upper 16 bits of a sum down the
+rows. One instruction multiplies the pairs of a vector of words by a pair of weights each, and adds the products. The
+low bits of sums down the rows are apart, 16 bits each, and so are their weighted sums.
 """
 
 from __future__ import annotations
 
-from operator import add
 from typing import Any
 
 import numpy as np
@@ -24,9 +24,9 @@ from kernels.smoothing.cpu.rows import (
     whole_blocks,
 )
 from kernels.smoothing.weights import over_all_taps
-from kernels.smoothing.words import MIDDLE, first_weights, second_weights
+from kernels.smoothing.words import MIDDLE, Integers, WordWeights, first_weights, second_weights
 
-LANES = 32  # words of a step, four vectors of 256 bits, whose sums stay in registers: of two rows, or A and B
+LANES = 32  # words of a step, four vectors of 256 bits, whose sums stay in registers
 
 
 def pair(low: Any, high: Any) -> Any:
@@ -35,38 +35,50 @@ def pair(low: Any, high: Any) -> Any:
 
 def row_parameters(half: tuple[float, ...]) -> tuple[Any, Any, int, int, int]:
     """Pairs of weights at distance -radius … radius between two of zero; where groups of them begin and the last ends;
-    where a group's sum starts, and V / 256 without the groups; the bits from V / 256 to v."""
+    where a group's sum starts, and 1 / 256 of the whole without the groups; the bits from that to v."""
     weights = first_weights(half)
-    pairs = pair(weights.upper, weights.lower)
+    pairs, largest = pair(weights.upper, weights.lower), _largest(weights)
+    # Of the two neighbouring results that are computed together.
+    largest = np.maximum([*largest[::-1], *largest[1:], 0], [0, *largest[::-1], *largest[1:]])
     pairs = np.concatenate(([0], pairs[:0:-1], pairs, [0])).astype(np.int32)
-    start = weights.bias + MIDDLE * int(over_all_taps(weights.upper))
-    groups = [0, pairs.size - 1]
-    if not weights.finer:  # V fits 32 bits
-        return pairs, np.array(groups), int(np.array(start).astype(np.uint32).view(np.int32)), 0, 3
-    # Sums of a group that start at 2**31 fit 32 bits, for the two neighbouring results that are computed together.
-    largest = (np.abs(weights.upper) * MIDDLE + np.abs(weights.lower) * 255).tolist()
-    largest = [0, *largest[:0:-1], *largest, 0]
-    sums = [0, 0]
-    for tap in range(groups[-1]):
-        added = largest[tap + 1], largest[tap]
-        if max(map(add, sums, added)) > (1 << 31) - 512:
-            groups.insert(-1, tap)
-            sums = [0, 0]
-        sums = list(map(add, sums, added))
-    return pairs, np.array(groups), (start & 255) - (1 << 31), (start >> 8) - (len(groups) - 1 << 23), 3 + weights.finer
+    return pairs, *_groups(weights, largest, 0 * largest), 1 + weights.finer
 
 
-def column_parameters(half: tuple[float, ...]) -> tuple[Any, Any, int, int]:
-    """Pairs of weights for A and for B at distance 0 … radius; where A and B start."""
+def column_parameters(half: tuple[float, ...]) -> tuple[Any, Any, Any, int, int, int]:
+    """Pairs of weights at distance 0 … radius, and weights of low bits; where groups of distances from 1 on begin, of
+    which the first has the centre too; the rest as of `row_parameters`."""
     weights = second_weights(half)
-    upper, lower = int(over_all_taps(weights.upper)), int(over_all_taps(weights.lower))
-    of_upper, of_lower = pair(weights.upper, 0 * weights.upper), pair(weights.lower, weights.upper)
-    return of_upper, of_lower, -1024 * upper, -1024 * lower - 512 * upper
+    lows = 127 * weights.top
+    largest = _largest(weights) + 2 * lows
+    largest[1:], lows[1:] = 2 * largest[1:], 2 * lows[1:]
+    groups, *starts = _groups(weights, largest, lows)
+    groups[0] = 1
+    return pair(weights.upper, weights.lower), weights.top.astype(np.uint16), groups, *starts, 8 + weights.finer
+
+
+def _largest(weights: WordWeights) -> Integers:
+    """The largest that pairs can add, by distance."""
+    return np.asarray(np.abs(weights.upper) * MIDDLE + np.abs(weights.lower) * 255)
+
+
+def _groups(weights: WordWeights, largest: Integers, lows: Integers) -> tuple[Any, int, int]:
+    """Where groups of products begin, and the last ends, whose sums fit 32 bits, and those of low bits 16; where a
+    group's sum starts, and 1 / 256 of the whole without the groups."""
+    start = weights.bias + MIDDLE * int(over_all_taps(weights.upper))  # since pairs hold x - 2**15
+    groups, total, low = [0, len(largest)], 0, 0
+    if not weights.finer:  # the whole sum fits 32 bits
+        return np.array(groups), int(np.array(start).astype(np.uint32).view(np.int32)), 0
+    for place, (size, low_size) in enumerate(zip(largest.tolist(), lows.tolist(), strict=True)):
+        total, low = total + size, low + low_size
+        if total > (1 << 31) - 512 or low >= 1 << 16:  # a group's sum starts at 2**31
+            groups.insert(-1, place)
+            total, low = size, low_size
+    return np.array(groups), (start & 255) - (1 << 31), (start >> 8) - (len(groups) - 1 << 23)
 
 
 def scratch_rows(rows: Axis) -> int:
-    """The ring, two rows after the first axis, one after the second."""
-    return rows.taps + 4
+    """The ring, two rows after the first axis, their low bits, and one row after the second axis."""
+    return rows.taps + 5
 
 
 @compiled
@@ -92,9 +104,10 @@ def words_tile(
     width = whole_blocks((tile.x1 - tile.x0 + columns.taps - 1) * channels)
     count = (tile.x1 - tile.x0) * channels
     ring = rows.taps + 1
-    down, across = ring * pitch, (ring + 2) * pitch
+    down, low, across = ring * pitch, 2 * (ring + 2) * pitch, (ring + 3) * pitch
+    lows = scratch.view(np.uint16)
     row_weights, groups, row_start, row_upper, row_shift = row_sums
-    column_weights, column_lower, column_start, lower_start = column_sums
+    column_weights, low_weights, low_groups, column_start, column_upper, column_shift = column_sums
     radius = column_weights.size - 1
     seen = np.empty(ring, np.int64)
     first = tile.y0 + rows.first
@@ -113,14 +126,15 @@ def words_tile(
                 seen[k] = (y - tile.y0 + k) % ring * pitch
             for i in range(0, width, LANES):
                 _sum_down(
-                    scratch, i, down, pitch, seen, row_weights, groups, groups.size - 1, row_start, row_upper, row_shift
-                )
+                    scratch, lows, i, down, low, pitch, seen, row_weights, groups, groups.size - 1, row_start,
+                    row_upper, row_shift,
+                )  # fmt: skip
             for row in range(last - y):
-                centre = down + row * pitch + radius * channels
+                centre, low_centre = down + row * pitch + radius * channels, low + row * pitch + radius * channels
                 for i in range(0, count, LANES):
                     _sum_across(
-                        scratch, centre + i, across + i, channels, column_weights, column_lower, radius, column_start,
-                        lower_start, middle,
+                        scratch, lows, centre + i, low_centre + i, across + i, channels, column_weights, low_weights,
+                        low_groups, low_groups.size - 1, column_start, column_upper, column_shift, middle,
                     )  # fmt: skip
                 at = ((plane * rows.out_length + y + row) * columns.out_length + tile.x0) * channels
                 convert(scratch, across, out, at, count)
@@ -131,7 +145,7 @@ class Vectors:
 
     def __init__(self, context: Any, builder: Any, lanes: int) -> None:
         self.context, self.builder = context, builder
-        self.words = ir.VectorType(ir.IntType(32), lanes)
+        self.words, self.halves = (ir.VectorType(ir.IntType(bits), lanes) for bits in (32, 16))
 
     def number(self, array_type: Any, array: Any, at: Any) -> Any:
         return self.builder.load(address(self.context, self.builder, array_type, array, at))
@@ -149,8 +163,8 @@ class Vectors:
         self.builder.store(value, pointer, align=array_type.dtype.bitwidth // 8)
 
     def every(self, number: Any) -> Any:
-        """A vector of one number."""
-        nothing = ir.Constant(self.words, ir.Undefined)
+        """A vector of one number, of 32 or 16 bits."""
+        nothing = ir.Constant(ir.VectorType(number.type, self.words.count), ir.Undefined)
         one = self.builder.insert_element(nothing, number, ir.Constant(ir.IntType(32), 0))
         return self.builder.shuffle_vector(one, nothing, ir.Constant(self.words, [0] * self.words.count))
 
@@ -176,6 +190,13 @@ class Vectors:
     def add(self, kept: Any, value: Any) -> None:
         self.builder.store(self.builder.add(self.builder.load(kept), value), kept)
 
+    def end_group(self, kept: Any, whole: Any) -> None:
+        """Adds all but 8 bits of a group's sum to that of all groups; the next one starts at 2**31 and the rest."""
+        found = self.builder.load(kept)
+        self.add(whole, self.builder.lshr(found, self.constant(8)))
+        rest = self.builder.and_(found, self.constant(255))
+        self.builder.store(self.builder.or_(rest, self.constant(1 << 31)), kept)
+
 
 @generated
 def _split_samples(_typing: Any, array: Any, i: Any, middle: Any) -> Any:
@@ -197,8 +218,10 @@ def _split_samples(_typing: Any, array: Any, i: Any, middle: Any) -> Any:
 def _sum_down(
     _typing: Any,
     array: Any,
+    lows: Any,
     i: Any,
     to: Any,
+    low_to: Any,
     pitch: Any,
     rows: Any,
     weights: Any,
@@ -208,89 +231,104 @@ def _sum_down(
     upper: Any,
     shift: Any,
 ) -> Any:
-    """LANES sums V of words i … of the rows, as pairs (a, b) in the row `to`, and those of the next results in the
-    row after it, so that each word is loaded once for both. The sum of a group of taps has 32 bits; all but 8 of them
-    are then added up."""
+    """LANES sums v of words i … of the rows: pairs in the row `to`, low bits in the row `low_to`. Those of the next
+    results go to the rows after these, so that each word is loaded once for both. The sum of a group of taps has 32
+    bits; all but 8 of them are then added up."""
 
     def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         vectors = Vectors(context, builder, LANES)
-        one = ir.Constant(args[1].type, 1)
-        sums = [vectors.sum(args[8]) for _ in range(2)]
-        uppers = [vectors.sum(args[9]) for _ in range(2)]
+        one = ir.Constant(args[2].type, 1)
+        sums = [vectors.sum(args[10]) for _ in range(2)]
+        uppers = [vectors.sum(args[11]) for _ in range(2)]
 
         def number(which: int, at: Any) -> Any:
             return vectors.number(signature.args[which], args[which], at)
 
-        with cgutils.for_range(builder, args[7]) as group:
-            begin, end = number(6, group.index), number(6, builder.add(group.index, one))
+        with cgutils.for_range(builder, args[9]) as group:
+            begin, end = number(8, group.index), number(8, builder.add(group.index, one))
             with cgutils.for_range(builder, builder.sub(end, begin)) as loop:
                 tap = builder.add(begin, loop.index)
-                word = vectors.load(signature.args[0], args[0], builder.add(number(4, tap), args[1]))
-                vectors.add(sums[0], vectors.products(word, number(5, builder.add(tap, one))))
-                vectors.add(sums[1], vectors.products(word, number(5, tap)))
+                word = vectors.load(signature.args[0], args[0], builder.add(number(6, tap), args[2]))
+                vectors.add(sums[0], vectors.products(word, number(7, builder.add(tap, one))))
+                vectors.add(sums[1], vectors.products(word, number(7, tap)))
             for kept, whole in zip(sums, uppers, strict=True):
-                found = builder.load(kept)
-                vectors.add(whole, builder.lshr(found, vectors.constant(8)))
-                rest = builder.and_(found, vectors.constant(255))
-                builder.store(builder.or_(rest, vectors.constant(1 << 31)), kept)
+                vectors.end_group(kept, whole)
         for row, whole in enumerate(uppers):
-            v = builder.lshr(builder.load(whole), vectors.every(args[10]))
-            low = builder.shl(builder.and_(v, vectors.constant(1023)), vectors.constant(16))
-            pairs = builder.or_(low, builder.lshr(v, vectors.constant(10)))
-            at = builder.add(args[2], args[1])
-            vectors.store(pairs, signature.args[0], args[0], builder.add(at, args[3]) if row else at)
+            v = builder.lshr(builder.load(whole), vectors.every(args[12]))
+            high = builder.and_(builder.shl(v, vectors.constant(1)), vectors.constant(0xFF0000))
+            pairs = builder.or_(builder.xor(builder.lshr(v, vectors.constant(7)), vectors.constant(MIDDLE)), high)
+            low = builder.trunc(builder.and_(v, vectors.constant(127)), vectors.halves)
+            for which, value, begin in ((0, pairs, args[3]), (1, low, args[4])):
+                at = builder.add(begin, args[2])
+                vectors.store(value, signature.args[which], args[which], builder.add(at, args[5]) if row else at)
         return context.get_dummy_value()
 
-    numbers = (types.intp,) * 3
-    return types.void(array, *numbers, rows, weights, groups, types.intp, *(types.int32,) * 3), code
+    numbers = (types.intp,) * 4
+    return types.void(array, lows, *numbers, rows, weights, groups, types.intp, *(types.int32,) * 3), code
 
 
 @generated
 def _sum_across(
     _typing: Any,
     array: Any,
+    lows: Any,
     centre: Any,
+    low_centre: Any,
     to: Any,
     channels: Any,
     weights: Any,
-    lower_weights: Any,
-    radius: Any,
+    low_weights: Any,
+    groups: Any,
+    count: Any,
     start: Any,
-    lower_start: Any,
+    upper: Any,
+    shift: Any,
     middle: Any,
 ) -> Any:
-    """LANES results of words centre … along the row. Pairs at one distance have the same weights and are added
-    first, which does not carry from one half to the other."""
+    """LANES results of words centre … along the row, by groups as in `_sum_down`. Low bits at one distance have the
+    same weight and are added first."""
 
     def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         vectors = Vectors(context, builder, LANES)
-        upper, lower = vectors.sum(args[7]), vectors.sum(args[8])
+        one = ir.Constant(args[2].type, 1)
+        total, whole = vectors.sum(args[10]), vectors.sum(args[11])
 
-        def words(at: Any) -> Any:
-            return vectors.load(signature.args[0], args[0], at)
+        def number(which: int, at: Any) -> Any:
+            return vectors.number(signature.args[which], args[which], at)
 
-        def add(value: Any, distance: Any) -> None:
-            for kept, which in ((upper, 4), (lower, 5)):
-                weight = vectors.number(signature.args[which], args[which], distance)
-                vectors.add(kept, vectors.products(value, weight))
+        def low(at: Any) -> Any:
+            pointer = address(context, builder, signature.args[1], args[1], at)
+            return builder.load(builder.bitcast(pointer, ir.PointerType(vectors.halves)), align=2)
 
-        add(words(args[1]), ir.Constant(args[1].type, 0))
-        with cgutils.for_range(builder, args[6]) as loop:
-            distance = builder.add(loop.index, ir.Constant(args[1].type, 1))
-            away = builder.mul(distance, args[3])
-            add(builder.add(words(builder.sub(args[1], away)), words(builder.add(args[1], away))), distance)
-        real = ir.VectorType(ir.FloatType(), LANES)
-        fma = cgutils.get_or_insert_function(builder.module, ir.FunctionType(real, [real] * 3), f"llvm.fma.v{LANES}f32")
-        large, small = (builder.sitofp(builder.load(kept), real) for kept in (upper, lower))
-        total = builder.call(fma, [small, ir.Constant(real, [2.0**-10] * LANES), large])
-        # Floats of the size of 1.5 * 2**23 are one apart, so this rounds.
-        shifted = ir.Constant(real, [1.5 * 2**23 + MIDDLE + 16] * LANES)
-        rounded = builder.call(fma, [total, ir.Constant(real, [2.0**-9] * LANES), shifted])
-        origin = int(np.float32(1.5 * 2**23).view(np.int32))
-        result = builder.sub(builder.bitcast(rounded, vectors.words), vectors.constant(origin))
-        vectors.store(builder.sub(result, vectors.every(args[9])), signature.args[0], args[0], args[2])
+        def add_words(at: Any, distance: Any) -> None:
+            vectors.add(total, vectors.products(vectors.load(signature.args[0], args[0], at), number(6, distance)))
+
+        def weighted(value: Any, distance: Any) -> Any:
+            return builder.mul(value, vectors.every(number(7, distance)))
+
+        def add_lows(value: Any) -> None:
+            vectors.add(total, builder.shl(builder.zext(value, vectors.words), vectors.constant(1)))
+
+        centre = ir.Constant(args[2].type, 0)
+        add_words(args[2], centre)
+        add_lows(weighted(low(args[3]), centre))
+        with cgutils.for_range(builder, args[9]) as group:
+            begin, end = number(8, group.index), number(8, builder.add(group.index, one))
+            kept = cgutils.alloca_once_value(builder, ir.Constant(vectors.halves, [0] * LANES))
+            builder.store(ir.Constant(vectors.halves, [0] * LANES), kept)
+            with cgutils.for_range(builder, builder.sub(end, begin)) as loop:
+                distance = builder.add(begin, loop.index)
+                away = builder.mul(distance, args[5])
+                for move in (builder.sub, builder.add):
+                    add_words(move(args[2], away), distance)
+                both = builder.add(*(low(move(args[3], away)) for move in (builder.sub, builder.add)))
+                builder.store(builder.add(builder.load(kept), weighted(both, distance)), kept)
+            add_lows(builder.load(kept))
+            vectors.end_group(total, whole)
+        result = builder.lshr(builder.load(whole), vectors.every(args[12]))
+        vectors.store(builder.sub(result, vectors.every(args[13])), signature.args[0], args[0], args[4])
         return context.get_dummy_value()
 
-    numbers = (types.intp,) * 3
-    starts = (types.int32,) * 3
-    return types.void(array, *numbers, weights, lower_weights, types.intp, *starts), code
+    numbers = (types.intp,) * 4
+    parameters = (weights, low_weights, groups, types.intp, *(types.int32,) * 4)
+    return types.void(array, lows, *numbers, *parameters), code

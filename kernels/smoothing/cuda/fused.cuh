@@ -156,7 +156,7 @@ __device__ inline void filter_columns(Window<Shape, RADIUS, Value>& window, cons
                     else sum[j] = filtered<KIND, RADIUS, 1>(column, RADIUS, filter.y, 0.0f);
                 }
             }
-            put_sums(to + i * Shape::PITCH, sum);
+            put_sums<Shape>(to + i * Shape::PITCH, sum);
         }
     };
     if constexpr (FLOAT_BOX) for_taps<2 * RADIUS + 1>(filter.taps_y, filter_rows);
@@ -194,7 +194,7 @@ fused(const Sample* __restrict__ in, Sample* __restrict__ out, Picture picture, 
     Window<Shape, RADIUS, Value> window;
     constexpr bool ORDERED = KIND == BOX && same<Sample, float>;
     const bool up = Shape::TURNS && place.band % 2 != 0;
-    const int mine = 4 * threadIdx.x;
+    const int mine = (Shape::APART == 1 ? 4 : 1) * threadIdx.x;
     int y = up ? y_end - 1 : y_begin, left = y_end - y_begin;  // the next row to write, and the number left
     int* stage_skews = skews + (Shape::SKEWS ? 2 * MAX_RADIUS : 0);
     const auto ahead = [&](int row) { return y + picture.centre_y + (up ? -row : row); };

@@ -45,6 +45,8 @@ struct Fused {
     // same time, from L2: Gaussian of f32 with reach 8, 152 -> 146 us on an H200; reach 6, 155 -> 145. Integers wait less for
     // memory, and have fewer registers to spare.
     static constexpr bool TURNS = FLOATS;
+    // Columns between a thread's four. If they lie apart, skewed floats are loaded one by one without conflicts of banks.
+    static constexpr int APART = FLOATS && !ALIGNED ? THREADS : 1;
     // Bytes of shared memory: a stage's samples (some are read behind them, but not used), sums; and the number of rows whose
     // skews are kept, those above a band first.
     static constexpr int SAMPLES = STEP * WIDTH * static_cast<int>(sizeof(Sample)) + (ALIGNED ? 0 : SECTOR_BYTES);
@@ -207,7 +209,14 @@ __device__ inline Packed<Sample> packed_at(const Sample* samples, int skew) {
 template <typename Shape, typename Sample>
 __device__ inline Packed<Sample> packed_row(const Sample* samples, const int* skew) {
     if constexpr (Shape::SKEW == 0) return packed_at(samples);
-    else return packed_at(samples, *skew);
+    else if constexpr (Shape::APART == 1) return packed_at(samples, *skew);
+    else {
+        Packed<Sample> packed;
+        samples += *skew;
+#pragma unroll
+        for (int j = 0; j < 4; ++j) packed.word[j] = __float_as_uint(samples[j * Shape::APART]);
+        return packed;
+    }
 }
 
 // Converts them to the type of their sums: floats, integers, or pairs of integers.
@@ -232,12 +241,19 @@ __device__ inline void enter(const Packed<Sample>& packed, Value (&x)[Shape::LAN
     }
 }
 
+template <typename Shape>
 __device__ inline void put_sums(unsigned* to, const float (&sum)[4]) {
-    *reinterpret_cast<float4*>(to) = make_float4(sum[0], sum[1], sum[2], sum[3]);
+    if constexpr (Shape::APART == 1) *reinterpret_cast<float4*>(to) = make_float4(sum[0], sum[1], sum[2], sum[3]);
+    else {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) to[j * Shape::APART / Shape::SEGMENT * Shape::RUN] = __float_as_uint(sum[j]);
+    }
 }
+template <typename Shape>
 __device__ inline void put_sums(unsigned* to, const unsigned (&sum)[4]) {
     *reinterpret_cast<uint4*>(to) = make_uint4(sum[0], sum[1], sum[2], sum[3]);
 }
+template <typename Shape>
 __device__ inline void put_sums(unsigned* to, const unsigned (&sum)[2]) {
     *reinterpret_cast<uint2*>(to) = make_uint2(sum[0], sum[1]);
 }
@@ -252,7 +268,20 @@ __device__ inline void store_results(const unsigned* results, Sample* plane, int
     static_assert(COUNT % 2 == 0, "two rows are stored at a time");
     const long long row_samples = picture.out_row_samples, stride = up ? -row_samples : row_samples;
     Sample* target = plane + y * row_samples + x;
-    if constexpr (Shape::SKEW > 0) {
+    if constexpr (Shape::SKEW > 0 && Shape::FLOATS) {
+        static_assert(Shape::SEGMENT == 32, "a warp stores a segment at a time");
+        const int count = x_end - x;
+#pragma unroll 1
+        for (int i = 0; i < min(COUNT, left); ++i, target += stride, results += Shape::PITCH) {
+            // Whole lines of memory.
+            const int at = threadIdx.x % 32 - static_cast<int>(reinterpret_cast<unsigned long long>(target) % 128 / 4);
+            const unsigned* result = results + (at < 0 ? at - (Shape::RUN - 32) : at);
+#pragma unroll
+            for (int j = 0; j <= Shape::OUTPUTS / 32 + 1; ++j)
+                if ((j > 0 || at >= 0) && at + 32 * j < count) target[at + 32 * j] = __uint_as_float(result[j * Shape::RUN]);
+        }
+        return;
+    } else if constexpr (Shape::SKEW > 0) {
         const auto vector = [&](int i) {
             return *reinterpret_cast<const uint4*>(results + i / A_SEGMENT * Shape::RUN + i % A_SEGMENT * 4);
         };

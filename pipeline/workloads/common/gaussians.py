@@ -59,8 +59,8 @@ def is_narrow(windows: Sequence[Window], within: np.dtype[Any]) -> bool:
     """Whether integer results are certain to be within `NARROW_ERROR` of a step."""
     active = [window for window in windows if window.taps > 1]
     decimated = [window for window in active if window.decimation is not None]
-    if len(decimated) == len(active):  # 16-bit results move by up to 0.05 along each axis, bytes along three hardly
-        return within == np.uint8 or len(active) < 3
+    if len(decimated) == len(active):  # 16-bit results move by up to 0.1 along three axes, bytes hardly
+        return within == np.uint8 or len(active) <= 3
     if active[0].words or active[0].exact:
         return True
     if within != np.uint8:

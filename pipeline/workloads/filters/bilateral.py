@@ -10,7 +10,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 from pydantic import Field
 
-from kernels.bilateral import MAX_SIZE, default_sizes
+from kernels.bilateral import MAX_SIZE, WEIGHT_ERROR, default_sizes
 from kernels.bilateral import bilateral as filtered
 from pipeline.errors import ParameterError
 from pipeline.workloads.common.extents import OR_TEXT
@@ -79,10 +79,16 @@ def _define(
     out[np.isnan(centre)] = np.nan
 
 
-def _tolerance(dtype: np.dtype[Any]) -> float:
-    if dtype.kind != "f":
-        return 0.6
-    return {2: float(np.finfo(np.float16).eps), 4: 1e-5, 8: 1e-12}[dtype.itemsize]
+def _tolerance(dtype: np.dtype[Any], asked: Any, axes: int) -> float:
+    """For each sample of a window, of its weight by distance: a weight's error, times the distance from the mean."""
+    if _computes_in(dtype) == np.float64:
+        return 1e-12 if dtype.kind == "f" else 0.6
+    weights = 1.0
+    for sigma, size in zip(*_window(asked.size, asked.sigma_spatial, axes), strict=True):
+        weights *= float(np.exp(-0.5 * ((np.arange(size) - size // 2) / sigma) ** 2).sum())
+    if dtype.kind == "f":
+        return max(float(np.finfo(dtype).eps), 2 * WEIGHT_ERROR * weights) + 2e-6
+    return float(0.51 + 4.5 * WEIGHT_ERROR * asked.sigma_range * weights)
 
 
 def _computes_in(stored: np.dtype[Any]) -> np.dtype[Any]:
@@ -118,8 +124,8 @@ def bilateral(
     sigmas, sizes = _window(size, sigma_spatial, len(axes))
     options: dict[str, Any] = {"axes": axes, "out": out, "workers": 1, "stream": stream}
     omits = nan_policy == "omit" and block.dtype.kind == "f"
-    # Values that are so far from all others have the weight 0.
-    far = xp.where(xp.isnan(block), np.finfo(block.dtype).max / 4, block) if omits else block
+    # Values that are so far from all others have the weight 0; they are divided by sigma_range.
+    far = xp.where(xp.isnan(block), np.finfo(block.dtype).max / 4 * min(sigma_range, 1), block) if omits else block
     filtered(far, sigma_range, sigmas, size=sizes, mode="valid", **options)
     if omits:
         xp.copyto(out, np.nan, where=xp.isnan(edges.wanted(block)))

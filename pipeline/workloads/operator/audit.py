@@ -32,6 +32,9 @@ class AuditedJob(Protocol):
     @property
     def definition(self) -> Any: ...
 
+    @property
+    def tolerance(self) -> float | None: ...
+
     def samples(self, region: Region) -> NDArray[Any]: ...
 
     def computed(self, samples: Any, region: Region) -> Any: ...
@@ -42,10 +45,10 @@ class AuditedJob(Protocol):
 class _OperatorAudit:
     def __init__(self, job: AuditedJob, integer_tolerance: float) -> None:
         self._job = job
-        dtype, stated = job.header.dtype, job.definition.tolerance
+        dtype, stated = job.header.dtype, job.tolerance
         self._is_float = dtype.kind == "f"
         usual = FLOAT_TOLERANCE * float(np.finfo(dtype).eps) if self._is_float else integer_tolerance
-        self.tolerance = usual if stated is None else float(stated(dtype) if callable(stated) else stated)
+        self.tolerance = usual if stated is None else float(stated)
 
     def begin(self, chunks: int) -> None:
         """The job is cut into so many chunks."""

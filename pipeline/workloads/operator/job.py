@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -178,6 +179,15 @@ class OperatorJob:
         out = module_of(samples).empty(region.shape, self.header.dtype)
         self._apply(samples, region, [out], None)
         return out
+
+    @property
+    def tolerance(self) -> float | None:
+        """Of the audit, as declared."""
+        declared = self.definition.tolerance
+        if not callable(declared):
+            return declared
+        asked = (self._steps[0].parameters, len(self.axes)) if len(inspect.signature(declared).parameters) > 1 else ()
+        return declared(self.header.dtype, *asked)
 
     def defined(self, samples: NDArray[np.float64], region: Region) -> NDArray[np.float64]:
         """As `computed`, by the reference of the only step."""

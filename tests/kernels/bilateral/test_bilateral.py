@@ -12,8 +12,8 @@ from kernels.smoothing.borders import MODES
 from tests.kernels.rank.cases import extended, samples_of
 
 SIGMA_RANGE = {"uint8": 40, "uint16": 9_000, "int16": 9_000, "float32": 0.7, "float64": 0.7}
-# Steps, or relative to the range.
-WITHIN = {"uint8": 0.51, "uint16": 0.6, "int16": 0.6, "float32": 2e-6, "float64": 1e-14}
+# Of sigma_range; integers are then rounded.
+WITHIN = {"uint8": 1e-4, "uint16": 1e-4, "float32": 2e-4, "float64": 1e-13}
 
 
 def image_of(shape: tuple[int, ...], dtype: str) -> Any:
@@ -53,14 +53,31 @@ def test_the_definition(dtype: str) -> None:
         found = bilateral(image, SIGMA_RANGE[dtype], sigma, size=sizes, axes=axes, mode=mode, cval=2)
         expected = defined(image, SIGMA_RANGE[dtype], sigma, sizes, axes, mode, 2)
         assert found.dtype == image.dtype
-        scale = 6 if image.dtype.kind == "f" else 1
-        np.testing.assert_allclose(found, expected, rtol=0, atol=WITHIN[dtype] * scale, err_msg=f"{shape} {mode}")
+        within = WITHIN[dtype] * SIGMA_RANGE[dtype] + (0.5 if image.dtype.kind == "u" else 0)
+        np.testing.assert_allclose(found, expected, rtol=0, atol=within, err_msg=f"{shape} {mode}")
+
+
+def test_weights_are_within_the_stated_error() -> None:
+    """A window of two samples, 0 and u standard deviations, shows the weight of the second: 0 beyond the cutoff."""
+    apart = np.linspace(0.01, 8, 30_011).astype(np.float32)
+    image = np.zeros((apart.size, 2), np.float32)
+    image[:, 1] = apart
+    for by_distance, sigma in ((1.0, 1e6), (np.exp(-0.5), 1.0)):
+        found = bilateral(image, 1, sigma, size=3, axes=1, mode="constant", cval=1e9)[:, 0].astype(np.float64)
+        weights = found / (apart - found)
+        np.testing.assert_allclose(
+            weights, by_distance * np.exp(-0.5 * apart.astype(np.float64) ** 2), rtol=0, atol=5.8e-6
+        )
+        assert not weights[apart > 5.39].any()
+        assert (weights <= 1).all()
 
 
 def test_edges_stay_and_even_parts_do_not_change() -> None:
     image = np.full((31, 29), 40, np.uint8)
     image[:, 13:] = 200
-    np.testing.assert_array_equal(bilateral(image, 10, 3), image)
+    for dtype in ("uint8", "float32"):
+        step = image.astype(dtype) / (3 if dtype == "float32" else 1)
+        np.testing.assert_array_equal(bilateral(step.astype(dtype), 10, 3), step.astype(dtype))
 
 
 def test_parts_threads_and_views_give_the_same() -> None:
@@ -77,12 +94,22 @@ def test_parts_threads_and_views_give_the_same() -> None:
     np.testing.assert_array_equal(out, whole)
 
 
-def test_nan_spreads_to_its_windows() -> None:
-    image = np.ones((9, 9), np.float32)
-    image[4, 4] = np.nan
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_nan_and_infinity_spread_to_their_windows(dtype: str, value: float) -> None:
+    image = np.ones((9, 9), dtype)
+    image[4, 4] = value
     found = bilateral(image, 1, 1, size=3)
     assert np.isnan(found[3:6, 3:6]).all()
     assert np.isnan(found).sum() == 9
+
+
+@pytest.mark.parametrize("sigma_range", [1e-300, 1e300])
+@pytest.mark.parametrize("dtype", ["uint16", "float32", "float64"])
+def test_extreme_sigmas(dtype: str, sigma_range: float) -> None:
+    image = samples_of((9, 11), dtype).clip(-5, 50_000)
+    expected = bilateral(image, 1e9, 1, size=3) if sigma_range > 1 else image
+    np.testing.assert_allclose(bilateral(image, sigma_range, 1, size=3), expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -109,6 +136,14 @@ def test_a_gpu_gives_the_bits_of_the_cpu(dtype: str) -> None:
     import cupy
 
     cases: Any = [((70, 91), (0, 1), (5, 9)), ((9, 30, 35), (0, 1, 2), (3, 3, 5)), ((40, 33, 3), (0, 1), (3, 7))]
+    # Small squares have a kernel of their own: at all edges, channels, rows that are aligned and not, several bands.
+    cases += [
+        ((2, 61, 83), (1, 2), (3, 3)),
+        ((150, 64), (0, 1), (5, 5)),
+        ((61, 37, 3), (0, 1), (5, 5)),
+        ((40, 97), (0, 1), (7, 7)),
+    ]
+    cases += [((2, 8, 5), (1, 2), (5, 5)), ((7, 1031), (0, 1), (7, 7)), ((90, 61), (0, 1), (9, 9))]
     for shape, axes, sizes in cases:
         image = image_of(shape, dtype)
         for mode in MODES:

@@ -12,6 +12,7 @@ import scipy.ndimage
 import kernels.morphology as ours
 from kernels.rank import cross, disk, maximum_filter
 from kernels.rank.task import Difference
+from kernels.runtime.launch import observe
 from kernels.smoothing.borders import BORDER_MODES
 from tests.kernels.rank.cases import same_bits, samples_of
 
@@ -138,6 +139,19 @@ def test_a_gpu_opens_in_one_pass(name: str, dtype: str) -> None:
                 found = getattr(ours, name)(cupy.asarray(image), size, axes=axes, mode=mode)
                 expected = getattr(ours, name)(image, size, axes=axes, mode=mode)
                 same_bits(found.get(), expected, f"{shape} {size} {mode}")
+
+
+@pytest.mark.gpu
+def test_a_gpu_opens_windows_of_15_to_51_pixels_with_one_kernel() -> None:
+    """In slabs, each band of rows whole batches: the last begins earlier than its turn."""
+    import cupy
+
+    image = samples_of((1009, 1028), "uint16")
+    given, out = cupy.asarray(image), cupy.empty(image.shape, image.dtype)
+    for size in (15, 31, (51, 31), 51):
+        launches = observe(lambda size=size: ours.white_tophat(given, size, out=out))
+        assert [launch.kernel.expression.partition("<")[0] for launch in launches] == ["extreme_slabs"], size
+        same_bits(out.get(), ours.white_tophat(image, size), str(size))
 
 
 @pytest.mark.sanitize("morphology", "rank")

@@ -336,3 +336,16 @@ def test_windows_of_many_rows_take_one_pass(monkeypatch: pytest.MonkeyPatch) -> 
             samples=131 * 101, omit_nan=False, nodata=nodata, cval=0,
         )  # fmt: skip
         assert len([*extremes._passes(task)]) == passes, (dtype, nodata)
+
+
+def test_slabs_are_whole_batches_of_rows_that_a_block_holds() -> None:
+    for itemsize, most in extremes.SLAB_MOST.items():
+        for taps in range(3, most + 1, 2):
+            threads, batch, batches, ahead, _ = extremes._slab(taps - 1, 1 if itemsize == 4 else 2)
+            assert batch % (taps - 1) == batch % ahead == 0
+            assert 0 < batches * batch <= threads
+            rows, lead = batches * batch, -(-2 * (taps - 1) // batch) * batch
+            for out_rows in (1, 97, 8192):
+                band = extremes._slab_band(40, out_rows, rows, batch, lead, 132 * 3)
+                assert band % batch == 0
+                assert 0 < band < out_rows + rows + batch

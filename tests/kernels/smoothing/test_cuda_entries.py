@@ -65,7 +65,8 @@ VOLUMES = (
 # Environment variable: as few launches as cover every kernel, since racecheck takes a thousand times as long for each.
 FEWEST = "MILLRACE_TEST_FEWEST_LAUNCHES"
 PARTS = 4  # that can run in parallel
-BOTH_WAYS = ("fused", "wide", "words", "words_apart")  # variants with separate kernels for unaligned rows
+# Variants with separate kernels for unaligned rows.
+BOTH_WAYS = ("fused", "wide", "words", "words_apart", "bytes_apart", "tensor")
 SLOW_TAPS = 1200  # most taps of a thread in variants that read every tap from memory
 
 
@@ -105,6 +106,8 @@ def _listed() -> Iterator[tuple[Case, bool]]:
                 yield case(dtype, mode - 6 if keeps else mode, shape=shape, axes=(0, 1), **what), usual
     for dtype, channels in product(DTYPES, COLUMNS):  # windows that fit the largest blocks only
         yield case(dtype, next(number), shape=(9, 61, channels), axes=(0, 1), sizes=(3, 10_500 // channels)), True
+    for channels in COLUMNS:  # sums of bytes that do not fit 32 bits
+        yield case("uint8", next(number), shape=(9, 61, channels), axes=(0, 1), sizes=(4099, 4099)), True
     for dtype, what in product(DTYPES, VOLUMES):
         yield case(dtype, next(number), **what), True
 

@@ -46,7 +46,7 @@ def test_decimated_gaussians_match_the_cpu_bit_by_bit(
 @pytest.mark.parametrize("shape", [(40, 90, 120), (1, 1, 3000), (3000, 5, 1)])
 def test_volumes_match_the_cpu_bit_by_bit(cupy: Any, dtype: str, shape: tuple[int, ...]) -> None:
     image = noise(shape, dtype)
-    for sigmas, mode in product(((9.0, 0, 12.0), (8.5, 20.0, 9.0)), BORDER_MODES):
+    for sigmas, mode in product(((9.0, 0, 12.0), (8.2, 16.5, 9.0)), BORDER_MODES):
         got = cupy.asnumpy(gaussian_filter(cupy.asarray(image), sigmas, mode=mode))
         np.testing.assert_array_equal(got, gaussian_filter(image, sigmas, mode=mode), strict=True)
     np.testing.assert_array_equal(

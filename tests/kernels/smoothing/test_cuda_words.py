@@ -22,7 +22,7 @@ def cupy() -> Any:
     return cupy
 
 
-@pytest.mark.parametrize("sigmas", [(2.25, 2.25), (4.0, 4.0), (1.3, 4.1), (5.9, 4.3), (5.8, 7.5), (1.3, 7.3)])
+@pytest.mark.parametrize("sigmas", [(1.3, 2.0), (4.0, 4.0), (1.3, 4.1), (5.9, 4.3), (5.8, 7.5), (1.3, 7.3)])
 @pytest.mark.parametrize("channels", [1, 2, 3, 4, 5])
 @pytest.mark.parametrize("dtype", ["uint16", "int16"])
 def test_every_variant_matches_the_cpu_bit_by_bit(

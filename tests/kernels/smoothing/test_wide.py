@@ -10,7 +10,7 @@ from numpy.testing import assert_array_equal
 from scipy import ndimage
 
 from kernels.smoothing import BORDER_MODES, DTYPES, gaussian_filter, uniform_filter
-from kernels.smoothing.decimation import BYTE_WEIGHT_ERROR, WEIGHT_ERROR, Decimation, decimation
+from kernels.smoothing.decimation import BYTE_WEIGHT_ERROR, VOLUME_WEIGHT_ERROR, WEIGHT_ERROR, Decimation, decimation
 from kernels.smoothing.window import gaussian_windows
 from tests.kernels.smoothing.noise import noise
 
@@ -62,17 +62,23 @@ SIGMAS = (
 
 
 @pytest.mark.parametrize(
-    ("sigma", "bytewise"), [*((sigma, False) for sigma in (5.875, 6.5, *SIGMAS)), *((sigma, True) for sigma in SIGMAS)]
+    ("sigma", "kind"),
+    [
+        *((sigma, kind) for sigma in (5.875, 6.5, *SIGMAS) for kind in ("plane", "volume")),
+        *((sigma, "volume") for sigma in (8.5, 13.6, 17.0, 27.2, 68.0, 108.8, 217.6)),
+        *((sigma, "bytes") for sigma in SIGMAS),
+    ],
 )
-def test_the_weights_are_the_gaussians_at_every_phase(sigma: float, bytewise: bool) -> None:
-    coarse = decimation(sigma, FLOAT32, bytewise=bytewise)
+def test_the_weights_are_the_gaussians_at_every_phase(sigma: float, kind: str) -> None:
+    coarse = decimation(sigma, FLOAT32, bytewise=kind == "bytes", volume=kind == "volume")
+    most = {"bytes": BYTE_WEIGHT_ERROR, "plane": WEIGHT_ERROR, "volume": VOLUME_WEIGHT_ERROR}[kind]
     far = np.exp(-0.5 * (np.arange(-int(12 * sigma), int(12 * sigma) + 1) / sigma) ** 2).sum()
     before, after = coarse.extent
     for at in range(0, coarse.factor, max(1, coarse.factor // 8)):
         first, weights = effective_weights(coarse, at)
         distance = np.arange(first, first + len(weights)) - at
         real = np.exp(-0.5 * (distance / sigma) ** 2) / far
-        assert np.abs(weights - real).sum() <= (BYTE_WEIGHT_ERROR if bytewise else WEIGHT_ERROR)
+        assert np.abs(weights - real).sum() <= most
         assert -distance[0] <= before
         assert distance[-1] <= after
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kernels.smoothing.decimation import decimation
+from kernels.smoothing.decimation import VOLUME_WEIGHT_ERROR, decimation
 from kernels.smoothing.window import (
     DIRECT_PLANE_RADIUS,
     DIRECT_RADIUS,
@@ -118,6 +118,19 @@ def test_bytes_have_coarser_grids_along_at_most_two_axes(axes: int) -> None:
     windows = gaussian_windows(range(axes), (9.0,) * axes, ("wrap",) * axes, U8)
     assert {window.decimation for window in windows} == {decimation(9.0, F32, bytewise=axes <= 2)}
     assert decimation(9.0, F32, bytewise=True) != decimation(9.0, F32)
+
+
+@pytest.mark.parametrize("dtype", ["u2", "i2"])
+def test_volumes_of_16_bits_have_finer_grids(dtype: str) -> None:
+    """The errors of three axes add up, and results are within 0.6."""
+    assert 0.5 + 3 * VOLUME_WEIGHT_ERROR * 65535 / 2 <= 0.595
+    for axes in (2, 3):
+        windows = gaussian_windows(range(axes), (8.2,) * axes, ("wrap",) * axes, np.dtype(dtype))
+        assert {window.decimation for window in windows} == {decimation(8.2, F32, volume=axes == 3)}
+    assert decimation(8.2, F32, volume=True) != decimation(8.2, F32)
+    assert {each.decimation for each in gaussian_windows(range(3), (8.2,) * 3, ("wrap",) * 3, F32)} == {
+        decimation(8.2, F32)
+    }
 
 
 @pytest.mark.parametrize("dtype", ["u1", "i2", "f4", "f8"])

@@ -1,4 +1,4 @@
-"""Minima and maxima of boxes: passes and launches of strip.cuh, sweeps.cuh, box.cuh and, with channels, words.cuh."""
+"""Minima and maxima of boxes: passes and launches of strip, slabs, sweeps, box and, with channels, words.cuh."""
 
 from __future__ import annotations
 
@@ -38,6 +38,8 @@ ENTRIES += tuple(
     for entry in (
         *(f"extreme_along<{sample}, {least}, {aligned}>" for aligned in ("true", "false")),
         *(f"extreme_down<{sample}, {least}, {kind}>" for kind in ("false, true", "false, false", "true, true")),
+        # Of openings, one of many windows.
+        *(f"extreme_slabs<{sample}, {least}, {kind}, 15, 7, 128, 4, 14, 4>" for kind in ("false, true", "true, false")),
     )
 )
 ROW_THREADS, ROW_WORDS = 256, 16  # of words.cuh
@@ -62,6 +64,17 @@ NARROW_BYTES = 128  # of the samples inside an axis: below this, a warp's column
 SWEEP_THREADS, SWEEP_ROWS, SWEEP_PIECE, SWEEP_MOST, SWEEP_SPAN, SWEEP_PREFIXES, SWEEP_BYTES = 32, 8, 8, 16, 64, 64, 4096
 # More rows of a window are swept, and more if it opens; the same if rows do not begin at vectors.
 SWEPT = ((64, 40), (40, 25))
+# Of slabs.cuh: rows of a batch, at least, if windows are small; rows or columns of a window, at least, by whether rows
+# begin at whole words; rows of one, at most, by a sample's bytes; and a block's threads with results, at least. Up to
+# so many rows of a run: threads, batches of a slab, rows on their way at least, and blocks of a multiprocessor.
+SLAB_BATCH, SLAB_LEAST, SLAB_MOST, SLAB_FEWEST = 16, (3, 15), {1: 21, 2: 65, 4: 51}, 48
+SLABS = {
+    1: ((14, 128, 0, 7, 5), (20, 128, 0, 10, 4), (30, 128, 2, 10, 3), (50, 256, 2, 10, 1)),
+    2: (
+        (16, 128, 0, 14, 4), (20, 128, 0, 10, 4), (30, 128, 3, 10, 4), (40, 128, 2, 10, 3), (50, 256, 4, 20, 1),
+        (64, 192, 2, 26, 1),
+    ),
+}  # by the samples of a word; 0 batches: as many as 64 rows have  # fmt: skip
 MANY_ROWS = 64  # more, of pixels with channels, take a pass of their own
 MAX_BLOCKS = (1 << 31) - 1
 MAX_LENGTH = 1 << 30  # of an axis, and of the samples inside one: positions have 32 bits
@@ -149,7 +162,9 @@ def _run(
                 each.image_plane, each.image_pitch = (step // other.itemsize for step in other.strides[:2])
             opens = difference is not None and difference.opens
             arguments = (source, target, other, each, *values)
-            if _is_swept(task, each.taps_y, each.taps_x, each.columns, each.inner, opens):
+            if opens and _launch_slabs(each, types, task.dtype.itemsize, stream, arguments):
+                pass
+            elif _is_swept(task, each.taps_y, each.taps_x, each.columns, each.inner, opens):
                 made += _launch_sweeps(each, types, task.dtype.itemsize, stream, arguments, opens)
             elif not _launch_strip(each, types, task.dtype.itemsize, stream, arguments, opens):
                 if by_strips:
@@ -333,6 +348,68 @@ def _launch_box(task: BoxTask, types: str, itemsize: int, stream: Any, arguments
     )  # fmt: skip
 
 
+def _launch_slabs(task: BoxTask, types: str, itemsize: int, stream: Any, arguments: Any) -> bool:
+    """Launches the kernel of slabs.cuh if it is to take an opening; returns whether it is."""
+    source, target, image, *_ = arguments
+    each = 1 if itemsize == 4 else 2  # samples of a word
+    aligned = all(
+        pitch % each == plane % each == array.data.ptr % (each * itemsize) == 0
+        for pitch, plane, array in (
+            (task.in_pitch, task.in_plane, source), (task.out_pitch, task.out_plane, target),
+            (task.image_pitch, task.image_plane, image),
+        )
+    )  # fmt: skip
+    taps = task.taps_y, task.taps_x
+    if (
+        itemsize > 4 or (itemsize == 4 and not _compares_floats(task)) or task.inner > 1 or task.pair > 0
+        or task.step > 1 or min(taps) < 3 or any(count % 2 == 0 for count in taps) or taps[0] > SLAB_MOST[itemsize]
+        or max(taps) < SLAB_LEAST[aligned or itemsize != 2] or not 0 <= task.image_pitch * itemsize < 1 << 32
+    ):  # fmt: skip
+        return False
+    down, along = task.taps_y - 1, (task.taps_x - 1) // each
+    threads, batch, *numbers = _slab(down, each)
+    used, line = threads - 2 * along, along if along >= 12 else SLAB_BATCH // along * along
+    rows, pitch = numbers[0] * batch, -(-threads // line) * line | 1
+    shared_bytes, lead = rows * pitch * 4, -(-2 * down // batch) * batch
+    held = min(numbers[2], shared_bytes_a_multiprocessor() // (shared_bytes + 1024))
+    if used < SLAB_FEWEST or held == 0:
+        return False
+    step = BoxTask.from_buffer_copy(task)
+    step.first_y, step.first_x, step.tile = 2 * task.first_y, 2 * task.first_x, used * each
+    step.tiles = -(-task.out_columns // step.tile)
+    step.band = _slab_band(step.tiles * task.planes, task.out_rows, rows, batch, lead, multiprocessors() * held)
+    step.bands = -(-task.out_rows // step.band)
+    constants = (step.subtracts > 0, aligned, *taps, threads, *numbers)
+    kernel("rank", f"extreme_slabs<{types}, {', '.join(map(str, constants)).lower()}>").launch(
+        (step.tiles * step.bands * task.planes,), (threads,), (source, target, image, step),
+        shared_bytes=shared_bytes, stream=stream,
+    )  # fmt: skip
+    return True
+
+
+def _slab(down: int, each: int) -> tuple[int, int, int, int, int]:
+    """Threads, rows of a batch, batches of a slab, rows on their way and blocks of a multiprocessor, for slabs.cuh."""
+    _, threads, batches, least, blocks = next(shape for shape in SLABS[each] if down <= shape[0])
+    batch = down if down >= 12 else SLAB_BATCH // down * down
+    ahead = next(rows for rows in range(min(least, batch), batch + 1) if batch % rows == 0)
+    return threads, batch, batches or 64 // batch, ahead, blocks
+
+
+@functools.lru_cache(maxsize=256)
+def _slab_band(others: int, out_rows: int, rows: int, batch: int, lead: int, held: int) -> int:
+    """Rows of a band, whole batches, for the least time by this model: blocks come in waves, each of those the device
+    holds, and take as long as their slabs; the more waves, the less the last one's end counts."""
+    best, least = 0, math.inf
+    for slabs in range(lead // rows + 1, -(-(out_rows + lead) // rows) + 1):
+        bands = -(-out_rows // (slabs * rows - lead))
+        waves = -(-others * bands // held)
+        time = (waves + 0.15) * (slabs + 0.5)
+        if time < least:
+            best, least = bands, time
+    rows = -(-out_rows // best)
+    return -(-rows // batch) * batch
+
+
 def _launch_sweeps(task: BoxTask, types: str, itemsize: int, stream: Any, arguments: Any, opens: bool) -> list[Any]:
     """Launches the kernels of sweeps.cuh, for a pass that `_is_swept`. Returns the arrays between them."""
     import cupy
@@ -407,6 +484,11 @@ def _launch_along(task: BoxTask, types: str, each: int, aligned: bool, stream: A
     )  # fmt: skip
 
 
+def _compares_floats(task: BoxTask) -> bool:
+    """Whether floats need no keys: NaN spread, and none is missing."""
+    return not (task.omit_nan or task.has_nodata) and bool(task.is_first and task.is_last)
+
+
 def _launch_strip(task: BoxTask, types: str, itemsize: int, stream: Any, arguments: Any, opens: bool) -> bool:
     """Launches the kernel of strip.cuh if it can take the pass; returns whether it can."""
     each, steps = VECTOR // itemsize, 2 if opens else 1
@@ -415,7 +497,6 @@ def _launch_strip(task: BoxTask, types: str, itemsize: int, stream: Any, argumen
     task.aligned_out = task.out_pitch % each == target.data.ptr % VECTOR == 0
     task.aligned_image = task.image_plane % each == task.image_pitch % each == image.data.ptr % VECTOR == 0
     task.first_y, task.first_x = task.first_y * steps, task.first_x * steps
-    compares_floats = not task.omit_nan and not task.has_nodata and task.is_first and task.is_last
     rows = 3 if task.inner == 3 and itemsize < 4 else 2  # as strip.cuh has them
     if task.inner == 1:
         rows = 0 if task.aligned_in and task.aligned_out else 1
@@ -425,7 +506,7 @@ def _launch_strip(task: BoxTask, types: str, itemsize: int, stream: Any, argumen
     used = (STRIP_THREADS * each - slack - task.first_x % each - steps * (task.taps_x - 1) * task.inner) // each
     lost = STRIP_THREADS - used + (not task.aligned_in)
     if (
-        itemsize not in STRIP_BLOCKS or (itemsize == 4 and not compares_floats) or task.pair > 0 or task.step > 1
+        itemsize not in STRIP_BLOCKS or (itemsize == 4 and not _compares_floats(task)) or task.pair > 0 or task.step > 1
         or lost > STRIP_LOST[rows == 3] or (not task.aligned_in and task.columns < 2 * each) or (opens and rows > 1)
     ):  # fmt: skip
         return False

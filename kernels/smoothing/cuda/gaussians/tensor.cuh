@@ -23,6 +23,8 @@
 //   bytes         2 N                                                     98 us
 //   products      5 N times 32, 32, 48, 80 for reaches of 4, 8, 16, 32    53 us, 53 us, 79 us, 132 us
 //   instructions  some 8 N (reaches up to 8) and 10 N (16) in the loop    50 us, 62 us
+// Measured (2026-11-27): 163 to 168 us for sigma 1 and 2, 229 to 236 for 4, 408 to 420 for 7.6; with unaligned rows (8191 x 8191)
+// 214 to 221, 292 and 534.
 constexpr int TENSOR_WARPS = 4, TENSOR_THREADS = 32 * TENSOR_WARPS, TENSOR_ROWS = 16 * TENSOR_WARPS;
 constexpr int TENSOR_REACH = 32;  // maximum
 
@@ -36,20 +38,32 @@ struct TensorFilter {
     int shift, unit, bias;  // of upper sums down the columns; of those across, and what is added to them
 };
 
-template <int CHANNELS, int RADIUS>
+// ALIGNED: rows begin at multiples of 16 bytes, in the input and in the output. Other rows are copied to shared memory from
+// the multiple below each row's part, with a vector more, and shifted when they are read. Since rows 16 apart are shifted by
+// the same number of bytes, so are all that a lane reads at the same place of each block.
+template <int CHANNELS, int RADIUS, bool ALIGNED>
 struct Tensor {
+    static constexpr bool ROWS_ALIGNED = ALIGNED;
     static constexpr int SEEN = (16 + 2 * RADIUS + 15) / 16;  // blocks of 16 positions that 16 neighbouring windows see
     static constexpr int SEEN_ROWS = TENSOR_ROWS + 16 * (SEEN - 1);
     // On a multiprocessor, as registers allow: 20, 16 or 8 warps.
     static constexpr int BLOCKS = SEEN * CHANNELS > 12 ? 2 : SEEN * CHANNELS > 6 || SEEN > 3 ? 4 : 5;
     // Positions that are fetched and written at once: one turn of the blocks in use.
-    static constexpr int CHUNK = 16 * SEEN, CHUNK_BYTES = CHUNK * CHANNELS, A_ROW = CHUNK_BYTES / 16;
+    static constexpr int CHUNK = 16 * SEEN, CHUNK_BYTES = CHUNK * CHANNELS, VECTORS = CHUNK_BYTES / 16;
     // The first block starts 16 + SURPLUS positions into the first chunk, so that the chunk starts at a whole vector.
-    static constexpr int LEAD = (RADIUS + 15) / 16 * 16, SURPLUS = LEAD - RADIUS;
-    static constexpr int SLOTS = SURPLUS > 0 ? 3 : 2, RING = SLOTS * CHUNK;  // chunks in use, and one in flight
-    // Rows two apart start about 8 banks apart; rows of results so that eight lanes use different banks.
-    static constexpr int PITCH = (RING * CHANNELS / 16 | 1) * 16;
-    static constexpr int RESULT_PITCH = (CHUNK_BYTES / 16 + (CHANNELS == 4 ? 4 : CHANNELS == 2 ? 2 : 1)) * 16;
+    static constexpr int LEAD = ALIGNED ? (RADIUS + 15) / 16 * 16 : RADIUS, SURPLUS = LEAD - RADIUS;
+    // Vectors of a row that are fetched. Of three channels a lane may read a word behind them, of which it uses nothing; other
+    // threads must not write there.
+    static constexpr int A_ROW = VECTORS + !ALIGNED, SLOT = 16 * (A_ROW + (!ALIGNED && CHANNELS == 3));
+    static constexpr int SLOTS = SURPLUS > 0 ? 3 : 2, RING = SLOTS * SLOT;  // chunks in use, and one in flight
+    static constexpr int PITCH = (RING / 16 | 1) * 16;                      // rows two apart start about 8 banks apart
+    // Unaligned results are written in units of sectors, or of vectors if a chunk is not a whole number of sectors. They follow
+    // the start of a unit that the last chunk left (CARRIED).
+    static constexpr int UNIT = CHUNK_BYTES % SECTOR_BYTES ? 16 : SECTOR_BYTES;
+    static constexpr int CARRIED = ALIGNED ? 0 : UNIT, RESULT_VECTORS = VECTORS + 2 * CARRIED / 16;
+    // Rows of results start in different banks for lanes that write neighbouring rows.
+    static constexpr int APART = ALIGNED && CHANNELS % 2 == 0 ? CHANNELS : 1;
+    static constexpr int RESULT_PITCH = ((RESULT_VECTORS + APART - 1) / (2 * APART) * 2 * APART + APART) * 16;
     static constexpr int RESULTS = 16 * RESULT_PITCH;
     static constexpr int SHARED_BYTES = SEEN_ROWS * (PITCH + 8) + TENSOR_WARPS * RESULTS;
 };
@@ -108,135 +122,251 @@ struct TensorInput {
     const long long* offsets;  // of rows in the plane; -1: beyond the edge
     const Picture& picture;
     bool inside;     // all rows lie inside
+    unsigned start;  // of row 0 in the first chunk: the low bits of its address
     int to;          // of the thread's vector in a row of `samples`; -1: this thread has none
     long long from;  // and in the plane, in the chunk at position 0
 
-    __device__ TensorInput(unsigned char* samples, const unsigned char* plane, const long long* offsets, bool inside,
+    // The first row is row `first` of the image, the first chunk begins at position `x`.
+    __device__ TensorInput(unsigned char* samples, const unsigned char* plane, const long long* offsets, int first, int x,
                            const Picture& picture)
-        : samples(samples), plane(plane), offsets(offsets), picture(picture), inside(inside) {
+        : samples(samples), plane(plane), offsets(offsets), picture(picture) {
+        inside = first >= 0 && first + Shape::SEEN_ROWS <= picture.rows;
+        start = static_cast<unsigned>(reinterpret_cast<unsigned long long>(plane)) +
+                static_cast<unsigned>(first) * picture.row_samples + x * CHANNELS;
         const int row = threadIdx.x / Shape::A_ROW, at = threadIdx.x % Shape::A_ROW * 16;
         to = opaque(row < AT_ONCE ? row * Shape::PITCH + at : -1);
         from = opaque(offsets[min(row, Shape::SEEN_ROWS - 1)] + at);
     }
 
+    // Bytes by which a row is shifted in `samples`.
+    __device__ int shift_of(int row) const {
+        return Shape::ROWS_ALIGNED ? 0 : (start + static_cast<unsigned>(row) * picture.row_samples) % 16;
+    }
+
     // The chunk whose first position is `x`, into a slot that begins at byte `slot` of each row.
     __device__ void fetch(int x, int slot) const {
-        if (!picture.aligned_in) {
-            const int begin = x * CHANNELS;
-            if (begin < 15 || begin + Shape::CHUNK_BYTES + 15 > picture.row_samples) return fetch_vectors(x, slot);
-            return fetch_anywhere(begin, slot);
-        }
-        if (!inside || x < 0 || x + Shape::CHUNK > picture.columns) return fetch_vectors(x, slot);
+        constexpr int BESIDE = Shape::ROWS_ALIGNED ? 0 : 31;  // bytes that may be read beside the chunk
+        const int begin = x * CHANNELS;
+        if (begin < BESIDE || begin + Shape::CHUNK_BYTES + BESIDE > picture.row_samples) return fetch_bytes(x, slot);
         if (to < 0) return;
-        const unsigned char* source = plane + from + x * CHANNELS;
+        if (!inside) {
+            const int at = threadIdx.x % Shape::A_ROW * 16;
+#pragma unroll 1
+            for (int row = threadIdx.x / Shape::A_ROW; row < Shape::SEEN_ROWS; row += AT_ONCE)
+                fetch_vector(samples + row * Shape::PITCH + slot + at, row, begin + at - shift_of(row));
+            return;
+        }
+        const unsigned char* source = plane + from + begin;
         const long long stride = AT_ONCE * static_cast<long long>(picture.row_samples);
         constexpr int LAST = Shape::SEEN_ROWS % AT_ONCE * Shape::PITCH;  // only rows before this have one more to do
 #pragma unroll
-        for (int i = 0; i < Shape::SEEN_ROWS; i += AT_ONCE, source += stride)
-            if (i + AT_ONCE <= Shape::SEEN_ROWS || to < LAST) copy_16_bytes<256>(samples + to + slot + i * Shape::PITCH, source);
+        for (int i = 0; i < Shape::SEEN_ROWS; i += AT_ONCE, source += stride) {
+            const unsigned char* vector = source;
+            if (!Shape::ROWS_ALIGNED)
+                vector = reinterpret_cast<const unsigned char*>(reinterpret_cast<unsigned long long>(source) & ~15ULL);
+            if (i + AT_ONCE <= Shape::SEEN_ROWS || to < LAST)
+                copy_16_bytes<256>(samples + to + slot + i * Shape::PITCH, vector);
+        }
     }
 
-    // The same if part of it lies beyond an edge.
-    __device__ void fetch_vectors(int x, int slot) const {
+    // A vector of a row, from byte `sample` on. Rows beyond an edge of unaligned images come from rows shifted otherwise.
+    __device__ void fetch_vector(unsigned char* vector, int row, int sample) const {
         const unsigned fill = picture.fill * 0x01010101u;
+        const unsigned char* source = plane + offsets[row] + sample;
+        if (offsets[row] < 0) *reinterpret_cast<uint4*>(vector) = make_uint4(fill, fill, fill, fill);
+        else if (Shape::ROWS_ALIGNED || reinterpret_cast<unsigned long long>(source) % 16 == 0) copy_16_bytes(vector, source);
+        else *reinterpret_cast<uint4*>(vector) = load_anywhere(source);
+    }
+
+    // The same chunk if part of it lies beyond the ends of rows.
+    __device__ void fetch_bytes(int x, int slot) const {
+        constexpr int BESIDE = Shape::ROWS_ALIGNED ? 0 : 15;  // of a vector
         const int reach = Shape::LEAD * CHANNELS;
 #pragma unroll 1
         for (int i = threadIdx.x; i < Shape::SEEN_ROWS * Shape::A_ROW; i += TENSOR_THREADS) {
-            const int row = i / Shape::A_ROW, at = i % Shape::A_ROW * 16, sample = x * CHANNELS + at;
+            const int row = i / Shape::A_ROW, at = i % Shape::A_ROW * 16, sample = x * CHANNELS + at - shift_of(row);
             unsigned char* vector = samples + row * Shape::PITCH + slot + at;
-            if (offsets[row] < 0) *reinterpret_cast<uint4*>(vector) = make_uint4(fill, fill, fill, fill);
-            else if (picture.aligned_in && sample >= 0 && sample + 16 <= picture.row_samples)
-                copy_16_bytes(vector, plane + offsets[row] + sample);
+            if (sample >= BESIDE && sample + 16 + BESIDE <= picture.row_samples) fetch_vector(vector, row, sample);
             else if (sample + 16 > -reach && sample < picture.row_samples + reach)  // no window sees farther out
 #pragma unroll 1
-                for (int k = 0; k < 16; ++k) vector[k] = byte_at(offsets[row], x, at + k);
+                for (int k = 0; k < 16; ++k) vector[k] = byte_at(offsets[row], sample + k);
         }
     }
 
-    // The same for unaligned rows, from byte `begin` of each on.
-    __device__ void fetch_anywhere(int begin, int slot) const {
-        const unsigned fill = picture.fill * 0x01010101u;
-#pragma unroll 2
-        for (int i = threadIdx.x; i < Shape::SEEN_ROWS * Shape::A_ROW; i += TENSOR_THREADS) {
-            const int row = i / Shape::A_ROW, at = i % Shape::A_ROW * 16;
-            const uint4 vector = offsets[row] < 0 ? make_uint4(fill, fill, fill, fill)
-                                                  : load_anywhere(plane + offsets[row] + begin + at);
-            *reinterpret_cast<uint4*>(samples + row * Shape::PITCH + slot + at) = vector;
-        }
-    }
-
-    // Byte `at` behind position `x` of the row that begins at `offset`.
-    __device__ unsigned char byte_at(long long offset, int x, int at) const {
-        const int position = border_index(x + at / CHANNELS, picture.columns, picture.mode_x);
-        return position < 0 || offset < 0 ? picture.fill : __ldg(plane + offset + position * CHANNELS + at % CHANNELS);
+    // Byte `at` of the row that begins at `offset`.
+    __device__ unsigned char byte_at(long long offset, int at) const {
+        const int shifted = at + 256 * CHANNELS;  // never negative
+        const int position = border_index(shifted / CHANNELS - 256, picture.columns, picture.mode_x);
+        return position < 0 || offset < 0 ? picture.fill : __ldg(plane + offset + position * CHANNELS + shifted % CHANNELS);
     }
 };
 
-// How a warp writes its rows of chunks of results: each lane writes one vector of every AT_ONCE rows.
+// How a warp writes its rows of chunks of results: each lane writes one vector of every AT_ONCE rows. Unaligned results lie
+// in `results` as many words behind CARRIED as they will in their units of memory, and are shifted by the bytes that remain.
+// Only whole units are written; the rest of a chunk stays for the next.
 template <typename Shape, int CHANNELS>
 struct TensorOutput {
-    static constexpr int AT_ONCE = 32 / Shape::A_ROW;  // rows
-    const unsigned char* results;
+    static constexpr int AT_ONCE = 32 / Shape::VECTORS;  // rows
+    unsigned char* results;
     unsigned char* out;
     long long first;  // the start of the warp's first row in `out`
     int rows;         // to write
-    int from;         // of the lane's vector in `results`; -1: this lane has none
-    long long to;     // and in `out`, in the chunk at position 0
+    int from, end;    // of the lane's first vector in `results`, and of rows that are not written
+    unsigned half;    // of a unit: its vector's first byte
+    long long to;     // of the vector in `out`, in the chunk at position 0
     long long stride;
-    bool whole;  // whether it writes all rows, in whole vectors
 
-    __device__ TensorOutput(const unsigned char* results, unsigned char* out, long long first, int rows, const Picture& picture)
+    __device__ TensorOutput(unsigned char* results, unsigned char* out, long long first, int rows, const Picture& picture)
         : results(results), out(out), first(first), rows(rows), stride(picture.out_row_samples) {
-        const int row = threadIdx.x % 32 / Shape::A_ROW, at = threadIdx.x % 32 % Shape::A_ROW * 16;
-        from = opaque(row < AT_ONCE ? row * Shape::RESULT_PITCH + at : -1);
+        const int row = threadIdx.x % 32 / Shape::VECTORS, at = threadIdx.x % 32 % Shape::VECTORS * 16;
+        end = opaque(min(rows, 16) * Shape::RESULT_PITCH);
+        from = opaque(row < AT_ONCE ? row * Shape::RESULT_PITCH + Shape::CARRIED + at : Shape::RESULTS);
         to = opaque(first + row * stride + at);
-        whole = picture.aligned_out && rows >= 16;
+        half = opaque(at % Shape::UNIT);
     }
 
-    // Writes some positions of the chunk from position `x` on.
-    __device__ void store(int x, int positions) const {
-        if (!whole || positions < Shape::CHUNK) return store_rows(x, min(positions, Shape::CHUNK));
-        if (from < 0) return;
-        unsigned char* target = out + to + x * CHANNELS;
-        constexpr int LAST = 16 % AT_ONCE * Shape::RESULT_PITCH;  // only rows before this have one more to do
+    // Bytes in front of the row's results at position `x` in their unit.
+    __device__ int shift_of(int row, int x) const {
+        if (Shape::ROWS_ALIGNED) return 0;
+        return reinterpret_cast<unsigned long long>(out + first + row * stride + x * CHANNELS) % Shape::UNIT;
+    }
+
+    // Writes the chunk of results at position `x`, of those from `x_begin` to `x_end`.
+    __device__ void store(int x, int x_begin, int x_end) const {
+        const bool whole = Shape::ROWS_ALIGNED ? x + Shape::CHUNK <= x_end : x > x_begin && x + Shape::CHUNK < x_end;
+        if (whole) {
+            unsigned char* target = out + to + x * CHANNELS;
 #pragma unroll
-        for (int i = 0; i < 16; i += AT_ONCE, target += AT_ONCE * stride)
-            if (i + AT_ONCE <= 16 || from < LAST)
-                *reinterpret_cast<uint4*>(target) = *reinterpret_cast<const uint4*>(results + from + i * Shape::RESULT_PITCH);
+            for (int i = 0; i < 16; i += AT_ONCE, target += AT_ONCE * stride)
+                store_vector(target, from + i * Shape::RESULT_PITCH);
+        } else {
+            store_ends(x, x_begin, x_end);
+        }
+        if constexpr (!Shape::ROWS_ALIGNED) carry();
     }
 
-    // The same for unaligned rows, or if part of the chunk is not written.
-    __device__ void store_rows(int x, int positions) const {
-        const unsigned char* result = results;
-        unsigned char* line = out + first + x * CHANNELS;
+    // The vector of results at `at`, if it is before `end`.
+    __device__ void store_vector(unsigned char* target, int at) const {
+        const unsigned* words = reinterpret_cast<const unsigned*>(results + min(at, Shape::RESULTS - 16));
+        uint4 vector = *reinterpret_cast<const uint4*>(words);
+        if constexpr (!Shape::ROWS_ALIGNED) {
+            const unsigned place = static_cast<unsigned>(reinterpret_cast<unsigned long long>(target));
+            const unsigned past = (Shape::UNIT == 16 ? place : place ^ half) % Shape::UNIT, bits = past % 4 * 8;
+            vector = make_uint4(__funnelshift_l(words[-1], vector.x, bits), __funnelshift_l(vector.x, vector.y, bits),
+                                __funnelshift_l(vector.y, vector.z, bits), __funnelshift_l(vector.z, vector.w, bits));
+            target -= past;
+        }
+        store_16_bytes_if(at < end, target, vector);
+    }
+
+    // The same where results begin or end.
+    __device__ void store_ends(int x, int x_begin, int x_end) const {
+        const int bytes = min(x_end - x, Shape::CHUNK) * CHANNELS, lane = threadIdx.x % 32;
+        const bool begins = x == x_begin;
 #pragma unroll 1
-        for (int row = 0; row < min(rows, 16); ++row, line += stride, result += Shape::RESULT_PITCH)
-            store_anywhere<Shape::CHUNK_BYTES>(
-                line, positions * CHANNELS, [&](int i) { return reinterpret_cast<const uint4*>(result)[i]; },
-                [&](int i) { return result[i]; });
+        for (int i = 0; i < 16; i += AT_ONCE) {
+            const int row = lane / Shape::VECTORS + i, at = lane % Shape::VECTORS * 16, shift = shift_of(row, x);
+            if (at + 16 <= shift + bytes && (at >= shift || !begins))
+                store_vector(out + to + x * CHANNELS + i * stride, from + i * Shape::RESULT_PITCH);
+        }
+        // Two lanes a row write the bytes before and behind these vectors.
+        const int row = lane % 16, shift = shift_of(row, x), last = min((shift + bytes) / 16, Shape::VECTORS) * 16 - shift;
+        unsigned char* line = out + first + row * stride + x * CHANNELS;
+        const unsigned char* result = results + row * Shape::RESULT_PITCH + Shape::CARRIED + shift / 4 * 4;
+        if (row >= rows) return;
+#pragma unroll 1
+        for (int i = lane / 16; begins && i < min(-shift & 15, bytes); i += 2) line[i] = result[i];
+#pragma unroll 1
+        for (int i = (begins ? max(last, 0) : last) + lane / 16; x + Shape::CHUNK >= x_end && i < bytes; i += 2)
+            line[i] = result[i];
+    }
+
+    // Moves what was not written to where the next chunk's results continue it, with the word before: a lane each vector.
+    __device__ void carry() const {
+        unsigned char* row = results + threadIdx.x % 16 * Shape::RESULT_PITCH + Shape::CARRIED;
+        uint4* vectors = reinterpret_cast<uint4*>(row) + threadIdx.x % 32 / 16;
+        uint4 vector;
+        if (threadIdx.x % 32 < Shape::UNIT) vector = vectors[Shape::VECTORS];
+        const unsigned before = *reinterpret_cast<const unsigned*>(row + Shape::CHUNK_BYTES - 4);
+        __syncwarp();
+        if (threadIdx.x % 32 < Shape::UNIT) *vectors = vector;
+        if (threadIdx.x % 32 < 16) *reinterpret_cast<unsigned*>(row - 4) = before;
     }
 };
 
-// Sums 16 columns of all channels: `sums` are the high and the low bytes of v, as left factors of the next product. `from`
-// points to the first samples that the lane reads: rows 2 (lane % 4) and the next, of positions 2 (lane / 4) and the next.
+// The rows that a lane reads in each block, 2 (lane % 4), the next, and those 8 below: where its first samples in a slot are,
+// from which word on, and how many bits behind (of single channels, which are read as bytes, from which byte on).
 template <typename Shape, int CHANNELS>
-__device__ inline void sum_down(unsigned (&sums)[CHANNELS][2][2], const unsigned char* from,
-                                const unsigned (&weights)[2][Shape::SEEN][2], int shift) {
+struct TensorRows {
+    static constexpr int COUNT = Shape::ROWS_ALIGNED ? 1 : 4;  // aligned rows follow from the first
+    int at[COUNT];
+    unsigned bits[COUNT];
+
+    __device__ TensorRows(const TensorInput<Shape, CHANNELS>& input) {
+        const int row = threadIdx.x / 32 * 16 + threadIdx.x % 4 * 2, position = threadIdx.x % 32 / 4 * 2;
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i) {
+            const int mine = row + i % 2 + i / 2 * 8, first = position * CHANNELS + input.shift_of(mine);
+            at[i] = opaque(mine * Shape::PITCH + (Shape::ROWS_ALIGNED || CHANNELS == 1 ? first : first & ~3));
+            bits[i] = opaque(first % 4 * 8);
+        }
+    }
+};
+
+// Two positions of four rows, from `samples` on: four rows of each channel of each position in a word.
+template <typename Shape, int CHANNELS>
+__device__ inline void columns_of(unsigned (&columns)[2][CHANNELS], const unsigned char* samples,
+                                  const TensorRows<Shape, CHANNELS>& rows) {
+    if constexpr (!Shape::ROWS_ALIGNED && CHANNELS == 1) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i)
+            columns[i][0] = __byte_perm(__byte_perm(samples[rows.at[0] + i], samples[rows.at[1] + i], 0x0040),
+                                        __byte_perm(samples[rows.at[2] + i], samples[rows.at[3] + i], 0x0040), 0x5410);
+        return;
+    }
+    constexpr int WORDS = (CHANNELS + 1) / 2;
+    unsigned word[4][WORDS];  // unaligned: of each row
+    if constexpr (!Shape::ROWS_ALIGNED) {
+#pragma unroll
+        for (int row = 0; row < 4; ++row) {
+            const unsigned* from = reinterpret_cast<const unsigned*>(samples + rows.at[row]);
+#pragma unroll
+            for (int i = 0; i < WORDS; ++i) word[row][i] = __funnelshift_r(from[i], from[i + 1], rows.bits[row]);
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < CHANNELS; ++i) {
+        unsigned pairs[2];  // of rows, of two samples
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            if constexpr (Shape::ROWS_ALIGNED) {
+                const unsigned char* two = samples + 8 * half * Shape::PITCH + 2 * i;
+                pairs[half] = __byte_perm(*reinterpret_cast<const unsigned short*>(two),
+                                          *reinterpret_cast<const unsigned short*>(two + Shape::PITCH), 0x5140);
+            } else {
+                pairs[half] = __byte_perm(word[2 * half][i / 2], word[2 * half + 1][i / 2], i % 2 ? 0x7362 : 0x5140);
+            }
+        }
+        columns[2 * i / CHANNELS][2 * i % CHANNELS] = __byte_perm(pairs[0], pairs[1], 0x5410);
+        columns[(2 * i + 1) / CHANNELS][(2 * i + 1) % CHANNELS] = __byte_perm(pairs[0], pairs[1], 0x7632);
+    }
+}
+
+// Sums 16 columns of all channels: `sums` are the high and the low bytes of v, as left factors of the next product. The lane
+// reads two positions of its rows, from `samples` on.
+template <typename Shape, int CHANNELS>
+__device__ inline void sum_down(unsigned (&sums)[CHANNELS][2][2], const unsigned char* samples,
+                                const TensorRows<Shape, CHANNELS>& rows, const unsigned (&weights)[2][Shape::SEEN][2],
+                                int shift) {
     unsigned columns[2][CHANNELS][Shape::SEEN];  // four rows of each position
 #pragma unroll
-    for (int block = 0; block < Shape::SEEN; ++block)
+    for (int block = 0; block < Shape::SEEN; ++block) {
+        unsigned of_block[2][CHANNELS];
+        columns_of<Shape, CHANNELS>(of_block, samples + 16 * block * Shape::PITCH, rows);
 #pragma unroll
-        for (int i = 0; i < CHANNELS; ++i) {
-            unsigned pairs[2];  // of rows, of two samples
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                const unsigned char* rows = from + (16 * block + 8 * half) * Shape::PITCH + 2 * i;
-                pairs[half] = __byte_perm(*reinterpret_cast<const unsigned short*>(rows),
-                                          *reinterpret_cast<const unsigned short*>(rows + Shape::PITCH), 0x5140);
-            }
-            columns[2 * i / CHANNELS][2 * i % CHANNELS][block] = __byte_perm(pairs[0], pairs[1], 0x5410);
-            columns[(2 * i + 1) / CHANNELS][(2 * i + 1) % CHANNELS][block] = __byte_perm(pairs[0], pairs[1], 0x7632);
-        }
+        for (int i = 0; i < 2 * CHANNELS; ++i)
+            columns[i / CHANNELS][i % CHANNELS][block] = of_block[i / CHANNELS][i % CHANNELS];
+    }
 #pragma unroll
     for (int c = 0; c < CHANNELS; ++c) {
         int sum[2][4] = {};
@@ -257,20 +387,20 @@ __device__ inline void sum_down(unsigned (&sums)[CHANNELS][2][2], const unsigned
     }
 }
 
-template <int CHANNELS>
+template <bool ALIGNED, int CHANNELS>
 __device__ inline void put(unsigned char* to, const unsigned (&word)[CHANNELS]) {
-    if constexpr (CHANNELS == 4) *reinterpret_cast<uint4*>(to) = make_uint4(word[0], word[1], word[2], word[3]);
-    else if constexpr (CHANNELS == 2) *reinterpret_cast<uint2*>(to) = make_uint2(word[0], word[1]);
+    if constexpr (ALIGNED && CHANNELS == 4) *reinterpret_cast<uint4*>(to) = make_uint4(word[0], word[1], word[2], word[3]);
+    else if constexpr (ALIGNED && CHANNELS == 2) *reinterpret_cast<uint2*>(to) = make_uint2(word[0], word[1]);
     else
 #pragma unroll
         for (int i = 0; i < CHANNELS; ++i) reinterpret_cast<unsigned*>(to)[i] = word[i];
 }
 
 // Sums 16 positions of all channels along their rows, from SEEN blocks of which `oldest` is the first. The lane's first four
-// positions go to `to`.
+// positions of its two rows go to `to`.
 template <typename Shape, int CHANNELS>
-__device__ inline void sum_across(unsigned char* to, const unsigned (&blocks)[CHANNELS][2][Shape::SEEN][2], int oldest,
-                                  const unsigned (&weights)[2][2][Shape::SEEN], int unit, int bias) {
+__device__ inline void sum_across(unsigned char* const (&to)[2], const unsigned (&blocks)[CHANNELS][2][Shape::SEEN][2],
+                                  int oldest, const unsigned (&weights)[2][2][Shape::SEEN], int unit, int bias) {
     int sum[CHANNELS][2][4] = {};
 #pragma unroll
     for (int c = 0; c < CHANNELS; ++c)
@@ -302,15 +432,15 @@ __device__ inline void sum_across(unsigned char* to, const unsigned (&blocks)[CH
             }
             word[i] = __byte_perm(__byte_perm(four[0], four[1], 0x0062), __byte_perm(four[2], four[3], 0x0062), 0x5410);
         }
-        put(to + 8 * row * Shape::RESULT_PITCH, word);
+        put<Shape::ROWS_ALIGNED>(to[row], word);
     }
 }
 
-template <int CHANNELS, int RADIUS>
-__global__ void __launch_bounds__(TENSOR_THREADS, Tensor<CHANNELS, RADIUS>::BLOCKS)
+template <int CHANNELS, int RADIUS, bool ALIGNED>
+__global__ void __launch_bounds__(TENSOR_THREADS, Tensor<CHANNELS, RADIUS, ALIGNED>::BLOCKS)
 tensor(const unsigned char* __restrict__ in, unsigned char* __restrict__ out, Picture picture,
        const __grid_constant__ TensorFilter filter, BlockPartition tiles) {
-    typedef Tensor<CHANNELS, RADIUS> Shape;
+    typedef Tensor<CHANNELS, RADIUS, ALIGNED> Shape;
     constexpr int SEEN = Shape::SEEN, CHUNK = Shape::CHUNK;
     extern __shared__ __align__(16) unsigned char shared[];
     long long* offsets = reinterpret_cast<long long*>(shared);
@@ -333,16 +463,15 @@ tensor(const unsigned char* __restrict__ in, unsigned char* __restrict__ out, Pi
     for (int i = threadIdx.x; i < sizeof(TensorFilter) / 4; i += TENSOR_THREADS)
         reinterpret_cast<unsigned*>(&weights)[i] = reinterpret_cast<const unsigned*>(&filter)[i];
     __syncthreads();
-    const bool inside = first >= 0 && first + Shape::SEEN_ROWS <= picture.rows;
-    const TensorInput<Shape, CHANNELS> input(samples, in_plane, offsets, inside, picture);
+    int x_next = x_begin + picture.centre_x / CHANNELS - 16 - Shape::LEAD, next = 0, slot = 0;  // to be fetched
+    const TensorInput<Shape, CHANNELS> input(samples, in_plane, offsets, first, x_next, picture);
     const long long first_line = (area.plane * picture.out_rows + warp_y) * picture.out_row_samples;
     const TensorOutput<Shape, CHANNELS> output(results, out, first_line, picture.out_rows - warp_y, picture);
 
     const int turns = (x_end - x_begin + CHUNK - 1) / CHUNK, chunks = turns + Shape::SLOTS - 1;
-    int x_next = x_begin + picture.centre_x / CHANNELS - 16 - Shape::LEAD, next = 0, slot = 0;  // to be fetched
     const auto fetch = [&] {
         if (next++ < chunks) input.fetch(x_next, slot);
-        x_next += CHUNK, slot = slot == (Shape::SLOTS - 1) * Shape::CHUNK_BYTES ? 0 : slot + Shape::CHUNK_BYTES;
+        x_next += CHUNK, slot = slot == (Shape::SLOTS - 1) * Shape::SLOT ? 0 : slot + Shape::SLOT;
     };
 #pragma unroll
     for (int i = 1; i < Shape::SLOTS; ++i) fetch();
@@ -372,24 +501,32 @@ tensor(const unsigned char* __restrict__ in, unsigned char* __restrict__ out, Pi
         }
 
     unsigned blocks[CHANNELS][2][SEEN][2];  // high and low bytes of v
-    const int rows = (16 * warp + 2 * place) * Shape::PITCH, end = opaque(rows + Shape::RING * CHANNELS);
-    unsigned char* result = results + opaque(group * Shape::RESULT_PITCH + 4 * place * CHANNELS);
+    const TensorRows<Shape, CHANNELS> rows(input);
+    // Aligned rows are read from `at` on, others at their places behind it.
+    int at = opaque((16 + Shape::SURPLUS) * CHANNELS + (ALIGNED ? rows.at[0] : 0));
+    const int end = opaque(Shape::RING + (ALIGNED ? (16 * warp + 2 * place) * Shape::PITCH : 0));
+    int result[2] = {opaque(Shape::CARRIED + group * Shape::RESULT_PITCH + 4 * place * CHANNELS)};  // of the lane's rows
+    result[1] = result[0] + 8 * Shape::RESULT_PITCH;
+    if constexpr (!ALIGNED) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) result[i] = opaque(result[i] + (output.shift_of(group + 8 * i, x_begin) / 4 * 4));
+    }
     const int shift = filter.shift, unit = CHANNELS == 1 ? filter.unit : 256, bias = filter.bias;
     const auto sum_block = [&](int block, int at, bool at_end) {  // at_end: may wrap
-        if (at_end && at >= end) at -= Shape::RING * CHANNELS;
+        if (at_end && at >= end) at -= Shape::RING;
         unsigned sums[CHANNELS][2][2];
-        sum_down<Shape>(sums, samples + at, down, shift);
+        sum_down<Shape>(sums, samples + at, rows, down, shift);
 #pragma unroll
         for (int c = 0; c < CHANNELS; ++c)
 #pragma unroll
             for (int i = 0; i < 4; ++i) blocks[c][i / 2][block][i % 2] = sums[c][i / 2][i % 2];
     };
-    int at = opaque(rows + (16 + Shape::SURPLUS + 2 * group) * CHANNELS);
     wait_for_copies();
     __syncthreads();
     fetch();
 #pragma unroll
     for (int block = 0; block < SEEN - 1; ++block, at += 16 * CHANNELS) sum_block(block, at, false);
+    at += Shape::SLOT - Shape::CHUNK_BYTES;
 #pragma unroll 1
     for (int x = x_begin; x < x_end; x += CHUNK) {
         wait_for_copies();
@@ -398,11 +535,13 @@ tensor(const unsigned char* __restrict__ in, unsigned char* __restrict__ out, Pi
 #pragma unroll
         for (int phase = 0; phase < SEEN; ++phase, at += 16 * CHANNELS) {
             sum_block((SEEN - 1 + phase) % SEEN, at, Shape::SURPLUS > 0 && phase == SEEN - 1);
-            sum_across<Shape>(result + phase * 16 * CHANNELS, blocks, phase, across, unit, bias);
+            unsigned char* const first = results + phase * 16 * CHANNELS;
+            unsigned char* const to[2] = {first + result[0], first + result[1]};
+            sum_across<Shape>(to, blocks, phase, across, unit, bias);
         }
-        if (at >= end) at -= Shape::RING * CHANNELS;
+        at += Shape::SLOT - Shape::CHUNK_BYTES;
+        if (at >= end) at -= Shape::RING;
         __syncwarp();
-        output.store(x, x_end - x);
-        __syncwarp();
+        output.store(x, x_begin, x_end);
     }
 }

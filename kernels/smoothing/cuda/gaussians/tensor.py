@@ -18,8 +18,19 @@ from kernels.smoothing.window import Window
 
 RADII = (4, 8, 16, 32)  # reaches of the compiled kernels; other windows use the next larger
 WARPS = 4
+ROWS = 16 * WARPS  # that a block filters together
 
-ENTRIES = tuple(f"tensor<{channels}, {radius}>" for radius in RADII for channels in range(1, MAX_CHANNELS + 1))
+
+def _entry(channels: int, radius: int, aligned: bool) -> str:
+    return f"tensor<{channels}, {radius}, {str(aligned).lower()}>"
+
+
+ENTRIES = tuple(
+    _entry(channels, radius, aligned)
+    for aligned in (True, False)
+    for radius in RADII
+    for channels in range(1, MAX_CHANNELS + 1)
+)
 GATHER_ENTRIES = ("words_down<unsigned char>", "bytes_across<unsigned char>", "bytes_across<unsigned>")
 
 
@@ -48,25 +59,25 @@ def applies(shape: tuple[int, ...], dtype: np.dtype[Any], windows: Sequence[Wind
     view = view_of(shape, windows)
     if view is None or not windows[0].exact or max(view.columns * view.channels, view.rows) > MAX_LENGTH:
         return False
-    rows, shared_bytes = _strip(view.channels, _radius(windows))
-    if shared_bytes > shared_bytes_a_block():
+    radius = _radius(windows)
+    if max(_shared_bytes(view.channels, radius, aligned) for aligned in (True, False)) > shared_bytes_a_block():
         return False
-    return view.planes * -(-view.rows // rows) * -(-view.columns // _chunk(_radius(windows))) <= MAX_BLOCKS
+    return view.planes * -(-view.rows // ROWS) * -(-view.columns // _chunk(radius)) <= MAX_BLOCKS
 
 
 def run(image: Any, windows: Sequence[Window], cval: float, out: Any, stream: Any) -> None:
     view, radius = view_of(image.shape, windows), _radius(windows)
     assert view is not None
     picture = picture_of(image, view, cval, out)
-    rows, shared_bytes = _strip(view.channels, radius)
-    picture.bands = -(-picture.out_rows // rows)
+    shared_bytes = _shared_bytes(view.channels, radius, picture.aligned)
+    picture.bands = -(-picture.out_rows // ROWS)
     out_columns = picture.out_row_samples // view.channels
     resident = min(_blocks(view.channels, radius), blocks_a_multiprocessor(shared_bytes)) * multiprocessors()
     chunk = _chunk(radius)
     cost = PieceCost(unit=chunk, begin=tuning.TENSOR_START_CHUNKS * chunk)
     tiles = partition(out_columns, view.planes * picture.bands, resident, cost)
     picture.tiles = tiles.pieces
-    kernel("smoothing", f"tensor<{view.channels}, {radius}>").launch(
+    kernel("smoothing", _entry(view.channels, radius, picture.aligned)).launch(
         (view.planes * picture.bands * picture.tiles,),
         (32 * WARPS,),
         (image, out, picture, _filter(view), tiles),
@@ -109,11 +120,14 @@ def _blocks(channels: int, radius: int) -> int:
     return 2 if seen * channels > 12 else 4 if seen * channels > 6 or seen > 3 else 5
 
 
-def _strip(channels: int, radius: int) -> tuple[int, int]:
-    """Rows that a block filters together, and its bytes of shared memory, as in struct Tensor of tensor.cuh."""
-    rows, chunk_bytes, slots = 16 * WARPS, _chunk(radius) * channels, 3 if radius % 16 else 2
-    pitch, result_pitch = (slots * chunk_bytes // 16 | 1) * 16, chunk_bytes + 16 * {2: 2, 4: 4}.get(channels, 1)
-    return rows, (rows + _chunk(radius) - 16) * (pitch + 8) + rows * result_pitch
+def _shared_bytes(channels: int, radius: int, aligned: bool) -> int:
+    """Shared memory of a block, as in struct Tensor of tensor.cuh."""
+    vectors, slots = _chunk(radius) * channels // 16, 3 if aligned and radius % 16 else 2
+    fetched = vectors if aligned else vectors + 2 if channels == 3 else vectors + 1
+    pitch, apart = slots * fetched | 1, channels if aligned and channels % 2 == 0 else 1
+    result_pitch = up_to(vectors + (0 if aligned else 2 if vectors % 2 else 4) - apart, 2 * apart) + apart
+    seen_rows = ROWS + _chunk(radius) - 16
+    return seen_rows * (16 * pitch + 8) + 16 * ROWS * result_pitch
 
 
 def _filter(view: View) -> TensorFilter:

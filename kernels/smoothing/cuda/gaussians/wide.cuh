@@ -12,7 +12,7 @@
 // from which each thread sums 16 outputs along a row. So samples that windows share are loaded once for many outputs, and no
 // column is summed twice: arithmetic, two slots per pair of taps, determines the time.
 //
-//   copies of step i ................ samples      during the sums along the rows of step i - 1; asynchronous if rows are aligned
+//   copies of step i ................ samples      during the sums along the rows of step i - 1; asynchronous within rows
 //     |  barrier        samples of step i and results of step i - 1 are complete; the ring's oldest sums have been read
 //   each thread       16 sums down a column -> ring; results of step i - 1 -> memory
 //     |  barrier        the ring is complete, and the samples' place is free: copies of step i + 1 begin
@@ -44,8 +44,11 @@ struct Wide {
     static constexpr bool WHOLE_QUADS = CHANNELS == 1 && sizeof(Sample) == 4;
     static constexpr int VECTOR_WORDS = WHOLE_QUADS ? 4 : 2, WORDS = SPAN * static_cast<int>(sizeof(Sample)) / 4;
     static constexpr int RESULT_PITCH = pitch_of(WORDS, VECTOR_WORDS);
+    // Samples of a row of a step that are fetched. Unaligned rows are fetched from the multiple of 16 bytes below: up to SKEWS - 1
+    // samples more. Rows SKEWS apart have the same skew in every step.
+    static constexpr int VECTOR = 16 / sizeof(Sample), SKEWS = ALIGNED ? 1 : VECTOR, FETCHED = SPAN + (ALIGNED ? 0 : VECTOR);
     // Bytes of shared memory: unconverted samples, the ring of sums, results; row offsets follow.
-    static constexpr int SAMPLES = SEEN_ROWS * WORDS * 4, SUMS = WIDE_STRIP * PITCH * 4;
+    static constexpr int SAMPLES = SEEN_ROWS * FETCHED * static_cast<int>(sizeof(Sample)), SUMS = WIDE_STRIP * PITCH * 4;
     static constexpr int RESULTS = WIDE_STRIP * RESULT_PITCH * 4;
 };
 
@@ -72,45 +75,41 @@ __device__ inline void weighed(float (&sum)[COUNT], const float (&x)[COUNT + 2 *
     else weighed_run<same<Sample, float> ? 1 : 4, COUNT, RADIUS>(sum, x, weights, reach);
 }
 
-// Fetches a step's samples: SEEN_ROWS rows, which start at `offsets` (-1: beyond the edge), from position `x` on.
+// Fetches a step's samples: SEEN_ROWS rows, which start at `offsets` (-1: beyond the edge), from position `x` on. Row i is put
+// (start + i row_samples) % SKEWS samples farther right.
 template <typename Shape, int CHANNELS, typename Sample>
 __device__ inline void fetch_step(Sample* samples, const Sample* plane, int x, const long long* offsets, bool inside,
-                                  const Picture& picture) {
-    constexpr int VECTOR = 16 / sizeof(Sample), A_ROW = Shape::SPAN / VECTOR, ROWS_AT_ONCE = Shape::THREADS / A_ROW;
-    constexpr int SPAN = Shape::SPAN;
+                                  unsigned start, const Picture& picture) {
+    constexpr int VECTOR = Shape::VECTOR, A_ROW = Shape::FETCHED / VECTOR, ROWS_AT_ONCE = Shape::THREADS / A_ROW;
+    constexpr int SPAN = Shape::SPAN, FETCHED = Shape::FETCHED, BESIDE = 2 * (FETCHED - SPAN);  // that vectors may lie beside
     Sample fill;
     if constexpr (same<Sample, float>) fill = __uint_as_float(picture.fill);
     else fill = static_cast<Sample>(picture.fill);
-    if (Shape::ROWS_ALIGNED && x >= 0 && x + Shape::STEP <= picture.columns) {
+    const auto skew_of = [&](int row) { return static_cast<int>((start + static_cast<unsigned>(row) * picture.row_samples) % Shape::SKEWS); };
+    const int begin = x * CHANNELS;
+    if (begin >= BESIDE && begin + SPAN + BESIDE <= picture.row_samples) {
         const int row = threadIdx.x / A_ROW, at = threadIdx.x % A_ROW * VECTOR;
         if (row >= ROWS_AT_ONCE) return;
-        const Sample* from = plane + offsets[0] + row * static_cast<long long>(picture.row_samples) + x * CHANNELS + at;
+        const Sample* from = plane + offsets[0] + row * static_cast<long long>(picture.row_samples) + begin + at;
         const long long stride = ROWS_AT_ONCE * static_cast<long long>(picture.row_samples);
-        samples += row * SPAN + at;
+        samples += row * FETCHED + at;
 #pragma unroll
         for (int i = 0; inside && i < Shape::SEEN_ROWS; i += ROWS_AT_ONCE, from += stride)
-            if (Shape::SEEN_ROWS % ROWS_AT_ONCE == 0 || i + row < Shape::SEEN_ROWS)
-                copy_16_bytes(samples + i * SPAN, from);
+            if (Shape::SEEN_ROWS % ROWS_AT_ONCE == 0 || i + row < Shape::SEEN_ROWS) {
+                const Sample* vector = from;
+                if (!Shape::ROWS_ALIGNED)
+                    vector = reinterpret_cast<const Sample*>(reinterpret_cast<unsigned long long>(from) & ~15ULL);
+                copy_16_bytes(samples + i * FETCHED, vector);
+            }
 #pragma unroll 1
         for (int i = 0; !inside && i + row < Shape::SEEN_ROWS; i += ROWS_AT_ONCE) {
             const long long offset = offsets[i + row];
-            if (offset >= 0) copy_16_bytes(samples + i * SPAN, plane + offset + x * CHANNELS + at);
-            else
-                for (int j = 0; j < VECTOR; ++j) samples[i * SPAN + j] = fill;
-        }
-        return;
-    }
-    const int begin = x * CHANNELS, length = picture.row_samples;
-    if (!Shape::ROWS_ALIGNED && begin >= VECTOR - 1 && begin + SPAN + VECTOR - 1 <= length) {
-        // Rows are unaligned: the vectors around them are read as well.
-#pragma unroll 2
-        for (int i = threadIdx.x; i < Shape::SEEN_ROWS * A_ROW; i += Shape::THREADS) {
-            const int at = i % A_ROW * VECTOR;
-            const long long offset = offsets[i / A_ROW];
-            if (offset >= 0)
-                *reinterpret_cast<uint4*>(samples + i * VECTOR) = load_anywhere(plane + offset + begin + at);
-            else
-                for (int j = 0; j < VECTOR; ++j) samples[i * VECTOR + j] = fill;
+            const Sample* vector = plane + offset + begin + at - skew_of(i + row);
+            if (offset < 0)
+                for (int j = 0; j < VECTOR; ++j) samples[i * FETCHED + j] = fill;
+            else if (Shape::ROWS_ALIGNED || reinterpret_cast<unsigned long long>(vector) % 16 == 0)
+                copy_16_bytes(samples + i * FETCHED, vector);
+            else *reinterpret_cast<uint4*>(samples + i * FETCHED) = load_anywhere(vector);
         }
         return;
     }
@@ -121,7 +120,7 @@ __device__ inline void fetch_step(Sample* samples, const Sample* plane, int x, c
     for (int i = threadIdx.x / SPAN; i < Shape::SEEN_ROWS; i += Shape::PARTS) {
         const long long offset = offsets[i];
         const Sample found = __ldg(from + max(offset, 0LL));
-        samples[i * SPAN + sample] = offset < 0 || position < 0 ? fill : found;
+        samples[i * FETCHED + skew_of(i) + sample] = offset < 0 || position < 0 ? fill : found;
     }
 }
 
@@ -161,12 +160,21 @@ __device__ inline void store_step(const unsigned* results, Sample* line, int row
         }
         return;
     }
+    if constexpr (!Shape::ROWS_ALIGNED && sizeof(Sample) == 4) {
+        const int sample = threadIdx.x % Shape::SPAN, part = threadIdx.x / Shape::SPAN;
+        if (sample < begin || sample >= end) return;
+        const long long row_samples = picture.out_row_samples;
+        float* to = line + part * row_samples + sample;
+#pragma unroll
+        for (int i = 0; i < WIDE_STRIP; i += Shape::PARTS, to += Shape::PARTS * row_samples)
+            if (i + part < rows) *to = __uint_as_float(results[(i + part) * Shape::RESULT_PITCH + sample]);
+        return;
+    }
     if (!Shape::ROWS_ALIGNED && begin == 0) {
 #pragma unroll 1
         for (int i = threadIdx.x / 32; i < rows; i += Shape::THREADS / 32) {
             const unsigned* words = results + i * Shape::RESULT_PITCH;
             const auto vector = [&](int v) {
-                if constexpr (Shape::WHOLE_QUADS) return reinterpret_cast<const uint4*>(words)[v];
                 const uint2* pairs = reinterpret_cast<const uint2*>(words) + 2 * v;  // rows are aligned to pairs
                 return make_uint4(pairs[0].x, pairs[0].y, pairs[1].x, pairs[1].y);
             };
@@ -223,7 +231,12 @@ wide(const Sample* __restrict__ in, Sample* __restrict__ out, Picture picture, R
     const int channel = sample % CHANNELS, place = sample / CHANNELS;
     // A step sums the columns from `x` + RADIUS on, which completes the windows of outputs `x` ….
     int x = x_begin - 2 * RADIUS, written = 0;
-    fetch_step<Shape, CHANNELS>(samples, in_plane, x + centre, offsets, inside, picture);
+    const unsigned start = static_cast<unsigned>(reinterpret_cast<unsigned long long>(in_plane) / sizeof(Sample)) +
+                           static_cast<unsigned>(first) * picture.row_samples + (x + centre) * CHANNELS;
+    const auto fetch = [&](int x) {
+        fetch_step<Shape, CHANNELS>(samples, in_plane, x + centre, offsets, inside, start, picture);
+    };
+    fetch(x);
     for (; x < x_end; x += STEP, written = (written + STEP) % RING) {
         wait_for_copies();
         __syncthreads();  // samples and the last step's results are visible; the ring's oldest sums have been read
@@ -231,8 +244,10 @@ wide(const Sample* __restrict__ in, Sample* __restrict__ out, Picture picture, R
         {
             float column[COLUMN + 2 * RADIUS];
 #pragma unroll
-            for (int i = 0; i < COLUMN + 2 * RADIUS; ++i)
-                column[i] = entered(samples[(part + i) * SPAN + sample]);
+            for (int i = 0; i < COLUMN + 2 * RADIUS; ++i) {
+                const int skew = (start + i % Shape::SKEWS * static_cast<unsigned>(picture.row_samples)) % Shape::SKEWS;
+                column[i] = entered(samples[(part + i) * Shape::FETCHED + skew + sample]);
+            }
             weighed<Sample, COLUMN, RADIUS>(sum, column, weights.y, weights.reach_y);
         }
         const int wrapped = written + place - (written + place >= RING ? RING : 0);
@@ -241,7 +256,7 @@ wide(const Sample* __restrict__ in, Sample* __restrict__ out, Picture picture, R
         for (int i = 0; i < COLUMN; ++i) to[i * Shape::PITCH] = sum[i];
         if (x > x_begin) store(x - STEP);
         __syncthreads();
-        if (x + STEP < x_end) fetch_step<Shape, CHANNELS>(samples, in_plane, x + STEP + centre, offsets, inside, picture);
+        if (x + STEP < x_end) fetch(x + STEP);
         if (x + STEP <= x_begin) continue;
         const int oldest = written + STEP - (written + STEP >= RING ? RING : 0);  // of position x - RADIUS
 #pragma unroll 1

@@ -17,6 +17,7 @@ from kernels.smoothing.cuda.fused import (
     MAX_CHANNELS,
     MAX_LENGTH,
     TINY,
+    VECTOR_BYTES,
     View,
     picture_of,
     view_of,
@@ -62,7 +63,7 @@ def applies(shape: tuple[int, ...], dtype: np.dtype[Any], windows: Sequence[Wind
     radius = _radius(windows)
     if radius is None or max(view.columns * view.channels, view.rows) > MAX_LENGTH:
         return False
-    if _shared_bytes(dtype, view.channels, radius) > shared_bytes_a_block():
+    if _shared_bytes(dtype, view.channels, radius, aligned=False) > shared_bytes_a_block():
         return False
     return view.planes * -(-view.rows // STRIP) * -(-view.columns // STEPS[view.channels - 1]) <= MAX_BLOCKS
 
@@ -73,7 +74,8 @@ def run(image: Any, windows: Sequence[Window], cval: float, out: Any, stream: An
     assert radius is not None
     picture, dtype = picture_of(image, view, cval, out), np.dtype(image.dtype)
     step = STEPS[view.channels - 1]
-    threads, shared_bytes = 2 * step * view.channels, _shared_bytes(dtype, view.channels, radius)
+    shared_bytes = _shared_bytes(dtype, view.channels, radius, aligned=picture.aligned)
+    threads = 2 * step * view.channels
     resident = min((512 if radius > 16 else 768) // threads, blocks_a_multiprocessor(shared_bytes)) * multiprocessors()
     picture.bands = -(-picture.out_rows // STRIP)
     out_columns = picture.out_row_samples // view.channels
@@ -95,13 +97,14 @@ def _radius(windows: Sequence[Window]) -> int | None:
     return next((radius for radius in RADII if radius >= max(window.after for window in windows)), None)
 
 
-def _shared_bytes(dtype: np.dtype[Any], channels: int, radius: int) -> int:
+def _shared_bytes(dtype: np.dtype[Any], channels: int, radius: int, *, aligned: bool) -> int:
     """Shared memory of a block, as in struct Wide of wide.cuh."""
     step, rows = STEPS[channels - 1], STRIP + 2 * radius
     plane = (step + 2 * radius) // RUN * RUN + PLANE_GAPS[channels - 1]
     words = step * channels * dtype.itemsize // 4
     result_pitch = _pitch(words, 4 if channels == 1 and dtype.itemsize == 4 else 2)
-    return rows * words * 4 + STRIP * (_pitch(channels * plane, 4) + result_pitch) * 4 + rows * 8
+    fetched = words * 4 + (0 if aligned else VECTOR_BYTES)
+    return rows * fetched + STRIP * (_pitch(channels * plane, 4) + result_pitch) * 4 + rows * 8
 
 
 def _pitch(width: int, apart: int) -> int:

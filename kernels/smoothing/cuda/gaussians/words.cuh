@@ -6,426 +6,490 @@
 #include "opaque.cuh"
 #include "pdl.cuh"
 #include "shifted.cuh"
-#include "cuda/gaussians/tensor.cuh"
 
-// words: kernels/smoothing/words.py defines the sums, which are exact, and has their names. As in `tensor`, sums are
-// products with banded matrices of weights, and a block walks along a strip of rows. A warp sums one channel of
-// 16 ROWS_OF_A_WARP rows: down the columns by products of int8, whose depth is the two bytes of each sample, and across by
-// products of float16, for which results of the first product are in the right lanes.
+// words: kernels/smoothing/words.py defines the sums, which are exact, and has their names. As in `tensor`, sums are products
+// with banded matrices of weights, and a block walks along a strip of rows, its warps one below the other. A warp sums all
+// channels of 16 rows: down the columns, the two bytes of each sample are neighbours of the depth of a product, and the
+// weights are the left factor; results v are in the lanes where the next products need their left factors, four positions of
+// one of their bytes in a word. Products of one order (of 2^16, 2^8 and 1) are added to what those of the order before gave,
+// shifted. So samples and results pass through shared memory once each.
 //
-// Who waits for whom, chunk by chunk of positions (stage: as in memory; planes: channel by channel):
+// Who waits for whom, chunk by chunk of positions:
 //
-//   copies of chunk i ........................ stage        (asynchronous, during the sums of chunk i - 1)
-//   barrier                                    chunk i is in the stage; planes and results of chunk i - 1 are complete
-//   all warps: stage -> planes, and results of chunk i - 1 -> memory
-//   barrier                                    the stage is free: copies of chunk i + 1 begin
-//   each warp: planes -> sums down -> registers -> sums across -> results, 16 positions at a time
+//   copies of chunk i + 1 .............. slot of chunk i - 1    (asynchronous, during the sums of chunk i)
+//   barrier                              chunk i is in its slot, and all warps have summed chunk i - 1
+//   each warp, 16 positions at a time: slot -> sums down -> registers -> sums across -> its results
+//     |  its lanes wait for each other before and after
+//   each warp: results -> memory
 //
-// Down the columns a warp's samples come from its planes, so it needs only that barrier; across, a warp keeps its last SEEN
-// blocks of sums down in registers. Two sets of planes, which save the second barrier, cost more than they gain.
+// Across, a warp keeps its last SEEN blocks of sums down in registers, and moves each to the place of the block before. With
+// weights that take turns instead, as in `tensor`, the loop has SEEN times the instructions, which leave the cache.
 //
-// Floors for N = 8192 x 8192 x 3 samples of 16 bits on an H200 (4.2 TB/s; mma.sync measured at 305 T multiply-adds/s of
-// float16, and twice as many of int8), for reaches of 16 and 32:
+// Floors for N = 8192 x 8192 x 3 samples of 16 bits on an H200 (4.2 TB/s; mma.sync measured at 612 T multiply-adds/s of
+// bytes, of which products of half the depth take as long), for reaches of 8, 16, 24 and 32:
 //   bytes         4 N                                                     192 us
-//   products      3 N times 48 and 80 along each axis                     187 us, 312 us
-//   instructions  some 18 N issued (ncu, reach 16)                        125 us
+//   products      N times 352, 576, 704 and 928 multiply-adds             116 us, 190 us, 232 us, 305 us
+//   instructions  117 M and 147 M of warps (ncu, reaches of 8 and 16)    125 us, 157 us
+// Measured for reaches of 8, 16 and 24: 301, 404 and 558 us.
 // Source: our own; the banded products are those of `tensor`.
+
+constexpr int WORDS_WARPS = 4, WORDS_THREADS = 32 * WORDS_WARPS, WORDS_ROWS = 16 * WORDS_WARPS;
 constexpr int WORDS_REACH = 32;  // maximum
 
+struct WordsAxis {  // weights at distance 0 …, by their bytes: 2^16 of `top`, 2^8 of `middle` and `low`
+    signed char top[WORDS_REACH + 1], middle[WORDS_REACH + 1], low[WORDS_REACH + 1];
+};
+
 struct WordsFilter {
-    signed char u1[WORDS_REACH + 1], u0[WORDS_REACH + 1], f[WORDS_REACH + 1];  // down, by distance: u = 256 u1 + u0
-    unsigned short h[WORDS_REACH + 1], l[WORDS_REACH + 1];                     // across, as float16
-    int bias, finer;
-    unsigned middle;  // 2^15 in both halves if samples are signed: it makes them unsigned, and results signed
+    WordsAxis y, x;
+    int bias_y, finer_y, bias_x, finer_x;
+    unsigned middle;  // 2^15 in both halves if samples are signed, which makes them unsigned
 };
 
 template <int CHANNELS, int RADIUS, bool ALIGNED>
 struct Words {
-    static constexpr int SEEN = (16 + 2 * RADIUS + 15) / 16;  // blocks of 16 positions that 16 neighbouring windows see
+    static constexpr int SEEN = (16 + 2 * RADIUS) / 16;  // blocks of 16 positions that 16 neighbouring windows see
     static constexpr bool FAR = SEEN > 3;
-    static constexpr int ROWS_OF_A_WARP = FAR ? 1 : 2;  // blocks of 16 rows
-    // Warps one below the other, and blocks on a multiprocessor, as shared memory and registers allow.
-    static constexpr int BANDS = CHANNELS == 1 ? 6 : CHANNELS == 2 ? 3 : CHANNELS == 3 ? 2 : FAR ? 3 : 1;
-    static constexpr int BLOCKS = CHANNELS < 4 ? 2 : FAR ? 1 : 3, THREADS = 32 * CHANNELS * BANDS;
-    static constexpr int BAND = 16 * ROWS_OF_A_WARP, ROWS = BAND * BANDS, SEEN_ROWS = ROWS + 16 * (SEEN - 1);
-    static constexpr int CHUNK = 16 * SEEN, GROUPS = CHUNK / 8;         // positions, and groups of 8
-    static constexpr int VECTORS = GROUPS * CHANNELS + !ALIGNED;        // of a row of a chunk
-    static constexpr int PITCH = (GROUPS | 1) * 16;                     // bytes of a row of one channel
-    static constexpr int STAGE = SEEN_ROWS * VECTORS * 16, PLANES = CHANNELS * SEEN_ROWS * PITCH;
-    static constexpr int SHARED_BYTES = SEEN_ROWS * 4 + STAGE + PLANES + CHANNELS * ROWS * PITCH;
+    // Blocks on a multiprocessor, as registers and shared memory allow.
+    static constexpr int BLOCKS = FAR ? 2 : 6 - SEEN - (CHANNELS == 4);
+    static constexpr int SEEN_ROWS = WORDS_ROWS + 16 * (SEEN - 1);
+    static constexpr int CHUNK = 16 * SEEN, CHUNK_BYTES = CHUNK * CHANNELS * 2;  // positions, and bytes of a row
+    static constexpr int A_ROW = CHUNK_BYTES / 16, VECTORS = A_ROW + !ALIGNED, SLOT = VECTORS * 16;
+    // Rows two apart start 8 banks apart; rows of results so that eight lanes use different banks.
+    static constexpr int PITCH = (2 * VECTORS | 1) * 16;
+    static constexpr int OUT_ROW = 2 * CHANNELS;  // vectors of 16 positions, which are written at once
+    static constexpr int RESULT_PITCH = (OUT_ROW + (CHANNELS == 4 ? 4 : CHANNELS == 2 ? 2 : 1)) * 16;
+    static constexpr int RESULTS = 16 * RESULT_PITCH;
+    static constexpr int SHARED_BYTES = SEEN_ROWS * (PITCH + 4) + WORDS_WARPS * RESULTS;
 };
 
-// d += a b: a is 16 x 16, b 16 x 8, of float16.
-__device__ inline void multiply_add(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+// d += a b: a is 16 x 32 of signed bytes, b 32 x 8 of unsigned ones, or the reverse; or of half that depth.
 #if __CUDA_ARCH__ >= 800
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+#define MILLRACE_WORD_PRODUCTS(NAME, A, B)                                                                              \
+    __device__ inline void NAME(int (&d)[4], const unsigned* a, unsigned b0, unsigned b1) {                             \
+        asm("mma.sync.aligned.m16n8k32.row.col.s32." A "." B                                                            \
+            ".s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"                                      \
+            : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])                                                            \
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));                                            \
+    }                                                                                                                   \
+    __device__ inline void NAME(int (&d)[4], const unsigned* a, unsigned b) {                                           \
+        asm("mma.sync.aligned.m16n8k16.row.col.s32." A "." B ".s32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};" \
+            : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])                                                            \
+            : "r"(a[0]), "r"(a[1]), "r"(b));                                                                            \
+    }
 #else
-    asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a[0]), "r"(a[1]), "r"(b0));
-    asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a[2]), "r"(a[3]), "r"(b1));
+#define MILLRACE_WORD_PRODUCTS(NAME, A, B)                                                                              \
+    __device__ inline void NAME(int (&d)[4], const unsigned* a, unsigned b) {                                           \
+        for (int i = 0; i < 2; ++i)                                                                                     \
+            asm("mma.sync.aligned.m8n8k16.row.col.s32." A "." B ".s32 {%0, %1}, {%2}, {%3}, {%0, %1};"                  \
+                : "+r"(d[2 * i]), "+r"(d[2 * i + 1])                                                                    \
+                : "r"(a[i]), "r"(b));                                                                                   \
+    }                                                                                                                   \
+    __device__ inline void NAME(int (&d)[4], const unsigned* a, unsigned b0, unsigned b1) {                             \
+        NAME(d, a, b0);                                                                                                 \
+        NAME(d, a + 2, b1);                                                                                             \
+    }
 #endif
-}
-
-// d += a b: a is 16 x 32, of signed bytes, b 32 x 8, of unsigned ones.
-__device__ inline void multiply_add(int (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
-#if __CUDA_ARCH__ >= 800
-    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.u8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-        : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-#else
-#pragma unroll
-    for (int i = 0; i < 4; ++i)
-        asm("mma.sync.aligned.m8n8k16.row.col.s32.s8.u8.s32 {%0, %1}, {%2}, {%3}, {%0, %1};"
-            : "+r"(d[i % 2 * 2]), "+r"(d[i % 2 * 2 + 1])
-            : "r"(a[i]), "r"(i < 2 ? b0 : b1));
-#endif
-}
-
-// Four blocks of 8 x 8 samples, transposed; lane i has the address of row i % 8 of block i / 8.
-__device__ inline void load_transposed(unsigned (&to)[4], unsigned from) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
-                 : "r"(from)
-                 : "memory");
-}
-
-__device__ inline unsigned add_halves(unsigned a, unsigned b) {
-    unsigned sum;
-    asm("add.rn.f16x2 %0, %1, %2;" : "=r"(sum) : "r"(a), "r"(b));
-    return sum;
-}
+MILLRACE_WORD_PRODUCTS(signed_by_bytes, "s8", "u8")
+MILLRACE_WORD_PRODUCTS(bytes_by_signed, "u8", "s8")
+#undef MILLRACE_WORD_PRODUCTS
 
 // The last address at or below `at` that is a multiple of 16 bytes, and the samples between the two.
 template <typename Sample>
-__device__ inline const uint4* aligned_below(const Sample* at) {
-    return reinterpret_cast<const uint4*>(reinterpret_cast<unsigned long long>(at) / 16 * 16);
+__device__ inline Sample* aligned_below(Sample* at) {
+    return reinterpret_cast<Sample*>(reinterpret_cast<unsigned long long>(at) / 16 * 16);
 }
 
 template <typename Sample>
-__device__ inline unsigned samples_past(const Sample* at) {
-    return static_cast<unsigned>(reinterpret_cast<unsigned long long>(at)) % 16 / sizeof(Sample);
+__device__ inline int samples_past(const Sample* at) {
+    return static_cast<int>(reinterpret_cast<unsigned long long>(at) % 16 / sizeof(Sample));
 }
 
-// The samples of flat indices `first` and `second`, of which a word holds two.
-template <int SIZE>
-__device__ inline unsigned pair_of(const unsigned (&words)[SIZE], int first, int second) {
-    return __byte_perm(words[first / 2], words[second / 2], (first % 2 ? 0x32 : 0x10) | (second % 2 ? 0x7600 : 0x5400));
-}
+// How a block fetches chunks: each thread copies one vector of every AT_ONCE rows. Rows that are not aligned are copied
+// from the vector on in which they begin, so rows 8 apart are shifted alike; those beyond an edge are shifted as a row
+// inside would be.
+template <typename Shape, int CHANNELS, bool ALIGNED>
+struct WordsInput {
+    static constexpr int AT_ONCE = WORDS_THREADS / Shape::VECTORS;
+    unsigned char* samples;
+    const unsigned short* plane;
+    const int* rows;  // of the plane; -1: beyond the edge
+    const Picture& picture;
+    int first;    // row, which may lie outside
+    bool inside;  // all rows lie inside
+    int to;       // of the thread's vector in a row of `samples`; -1: this thread has none
 
-template <int SIZE>
-__device__ inline void load_vector(unsigned (&words)[SIZE], int at, const unsigned char* from) {
-    const uint4 vector = *reinterpret_cast<const uint4*>(from);
-    words[at] = vector.x, words[at + 1] = vector.y, words[at + 2] = vector.z, words[at + 3] = vector.w;
-}
+    __device__ WordsInput(unsigned char* samples, const unsigned short* plane, const int* rows, int first,
+                          const Picture& picture)
+        : samples(samples), plane(plane), rows(rows), picture(picture), first(first) {
+        inside = first >= 0 && first + Shape::SEEN_ROWS <= picture.rows;
+        const int row = threadIdx.x / Shape::VECTORS, at = threadIdx.x % Shape::VECTORS * 16;
+        to = opaque(row < AT_ONCE ? row * Shape::PITCH + at : -1);
+    }
 
-// Drops the first `count` samples (0 … 7) of all but the last four words.
-template <int SIZE>
-__device__ inline void drop_samples(unsigned (&words)[SIZE], unsigned count) {
+    __device__ const unsigned short* start_of(int row, int x) const {
+        return plane + row * static_cast<long long>(picture.row_samples) + x * CHANNELS;
+    }
+
+    // The chunk whose first position is `x`, into a slot that begins at byte `slot` of each row.
+    __device__ void fetch(int x, int slot) const {
+        const int begin = x * CHANNELS, end = begin + Shape::CHUNK * CHANNELS;
+        if (!inside || begin < (ALIGNED ? 0 : 8) || end + (ALIGNED ? 0 : 8) > picture.row_samples) return fetch_vectors(x, slot);
+        if (to < 0) return;
+        const int row = threadIdx.x / Shape::VECTORS, at = threadIdx.x % Shape::VECTORS * 16;
+        constexpr int LAST = Shape::SEEN_ROWS % AT_ONCE * Shape::PITCH;  // only rows before this have one more to do
+        if (ALIGNED) {
+            const unsigned char* source = reinterpret_cast<const unsigned char*>(start_of(first + row, x)) + at;
+            const long long stride = 2 * AT_ONCE * static_cast<long long>(picture.row_samples);
 #pragma unroll
-    for (int i = 0; i < SIZE - 2; ++i) words[i] = count & 4 ? words[i + 2] : words[i];
+            for (int i = 0; i < Shape::SEEN_ROWS; i += AT_ONCE, source += stride)
+                if (i + AT_ONCE <= Shape::SEEN_ROWS || to < LAST)
+                    copy_16_bytes<256>(samples + to + slot + i * Shape::PITCH, source);
+            return;
+        }
+        const unsigned short* source = start_of(first + row, x);
+        const long long stride = AT_ONCE * static_cast<long long>(picture.row_samples);
+#pragma unroll 4
+        for (int i = 0; i < Shape::SEEN_ROWS; i += AT_ONCE, source += stride)
+            if (i + AT_ONCE <= Shape::SEEN_ROWS || to < LAST)
+                copy_16_bytes<256>(samples + to + slot + i * Shape::PITCH, aligned_below(source) + at / 2);
+    }
+
+    // The same if part of it lies beyond an edge.
+    __device__ void fetch_vectors(int x, int slot) const {
+        const unsigned fill = picture.fill * 0x10001u;
+#pragma unroll 1
+        for (int i = threadIdx.x; i < Shape::SEEN_ROWS * Shape::VECTORS; i += WORDS_THREADS) {
+            const int row = i / Shape::VECTORS, at = i % Shape::VECTORS * 8, line = rows[row];
+            const int shift = ALIGNED ? 0 : samples_past(start_of(first + row, x)), sample = x * CHANNELS + at - shift;
+            unsigned char* vector = samples + row * Shape::PITCH + slot + 2 * at;
+            if (line < 0) *reinterpret_cast<uint4*>(vector) = make_uint4(fill, fill, fill, fill);
+            else if ((ALIGNED || line == first + row) && sample >= 0 && sample + 8 <= picture.row_samples)
+                copy_16_bytes(vector, start_of(line, 0) + sample);
+            else
+#pragma unroll 1
+                for (int k = max(shift - at, 0); k < 8; ++k) {
+                    const int place = at - shift + k, ahead = x + place / CHANNELS;
+                    if (ahead >= picture.columns + Shape::CHUNK) break;  // no window sees farther out
+                    const int position = border_index(ahead, picture.columns, picture.mode_x);
+                    reinterpret_cast<unsigned short*>(vector)[k] = static_cast<unsigned short>(
+                        position < 0 ? picture.fill : start_of(line, position)[place % CHANNELS]);
+                }
+        }
+    }
+};
+
+// How a warp writes its 16 rows of 16 positions: each lane writes one vector of every AT_ONCE rows. Rows of results begin as
+// far behind a multiple of 16 bytes as in memory. The end of a row that fills no vector waits for the next positions.
+template <typename Shape, int CHANNELS, bool ALIGNED>
+struct WordsOutput {
+    static constexpr int AT_ONCE = 32 / Shape::OUT_ROW;  // rows
+    unsigned char* results;
+    unsigned short* out;  // the warp's first row
+    int rows;             // to write
+    long long stride;
+    int from;            // of the lane's vector in `results`; -1: this lane has none
+    unsigned short* to;  // and in memory, at position 0
+
+    __device__ WordsOutput(unsigned char* results, unsigned short* out, int rows, long long stride)
+        : results(results), out(out), rows(rows), stride(stride) {
+        const int row = threadIdx.x % 32 / Shape::OUT_ROW, at = threadIdx.x % 32 % Shape::OUT_ROW * 8;
+        from = opaque(row < AT_ONCE ? row * Shape::RESULT_PITCH + 2 * at : -1);
+        to = reinterpret_cast<unsigned short*>(opaque(reinterpret_cast<unsigned long long>(out + row * stride + at)));
+    }
+
+    // Writes at most `positions` from position `x` on, which may be the block's first.
+    __device__ void store(int x, int positions, bool first) const {
+        if (rows < 16 || positions < 16 + !ALIGNED || (!ALIGNED && first))
+            store_ends(x, min(positions, 16), first, positions <= 16);
+        else if (from >= 0) {
+            unsigned short* line = to + x * CHANNELS;
+            constexpr int LAST = 16 % AT_ONCE * Shape::RESULT_PITCH;  // only rows before this have one more to do
 #pragma unroll
-    for (int i = 0; i < SIZE - 3; ++i) words[i] = count & 2 ? words[i + 1] : words[i];
-#pragma unroll
-    for (int i = 0; i < SIZE - 4; ++i) words[i] = count & 1 ? __byte_perm(words[i], words[i + 1], 0x5432) : words[i];
-}
+            for (int i = 0; i < 16; i += AT_ONCE, line += AT_ONCE * stride)
+                if (i + AT_ONCE <= 16 || from < LAST)
+                    store_16_bytes(ALIGNED ? line : aligned_below(line),
+                                   *reinterpret_cast<const uint4*>(results + from + i * Shape::RESULT_PITCH));
+        }
+        if (ALIGNED) return;
+        __syncwarp();
+        uint4* row = reinterpret_cast<uint4*>(results + threadIdx.x % 16 * Shape::RESULT_PITCH);
+        if (threadIdx.x % 32 < 16) row[0] = row[Shape::OUT_ROW];
+    }
+
+    // The same at the ends of rows, sample by sample where vectors are not whole.
+    __device__ void store_ends(int x, int positions, bool first, bool last) const {
+#pragma unroll 1
+        for (int i = threadIdx.x % 32; i < 16 * (Shape::OUT_ROW + 1); i += 32) {
+            const int row = i / (Shape::OUT_ROW + 1), at = i % (Shape::OUT_ROW + 1) * 8;
+            if (row >= rows) break;
+            unsigned short* line = out + row * stride + x * CHANNELS;
+            const int past = ALIGNED ? 0 : samples_past(line);
+            const int begin = first ? past : 0, end = last ? past + positions * CHANNELS : Shape::OUT_ROW * 8;
+            const unsigned short* source = reinterpret_cast<const unsigned short*>(results + row * Shape::RESULT_PITCH) + at;
+#pragma unroll 1
+            for (int k = max(begin - at, 0); k < min(end - at, 8); ++k) line[at - past + k] = source[k];
+        }
+    }
+};
 
 template <int CHANNELS, int RADIUS, bool ALIGNED>
-__global__ void __launch_bounds__(Words<CHANNELS, RADIUS, ALIGNED>::THREADS, Words<CHANNELS, RADIUS, ALIGNED>::BLOCKS)
+__global__ void __launch_bounds__(WORDS_THREADS, Words<CHANNELS, RADIUS, ALIGNED>::BLOCKS)
 words(const unsigned short* __restrict__ in, unsigned short* __restrict__ out, Picture picture,
       const __grid_constant__ WordsFilter filter, BlockPartition tiles) {
-    typedef unsigned short Sample;
     typedef Words<CHANNELS, RADIUS, ALIGNED> Shape;
-    constexpr int SEEN = Shape::SEEN, CHUNK = Shape::CHUNK, PITCH = Shape::PITCH, HIGH = Shape::ROWS_OF_A_WARP;
-    constexpr int SEEN_BLOCKS = SEEN + HIGH - 1;
+    constexpr int SEEN = Shape::SEEN, CHUNK = Shape::CHUNK;
     extern __shared__ __align__(16) unsigned char shared[];
-    int* rows = reinterpret_cast<int*>(shared);  // -1: beyond the edge
-    unsigned char* stage = shared + Shape::SEEN_ROWS * 4;
-    unsigned char* planes = stage + Shape::STAGE;
+    unsigned char* samples = shared;
+    int* rows = reinterpret_cast<int*>(shared + Shape::SEEN_ROWS * Shape::PITCH);  // -1: beyond the edge
+    unsigned char* all_results = shared + Shape::SEEN_ROWS * (Shape::PITCH + 4);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = lane / 4, place = lane % 4;
-    const int channel = warp % CHANNELS, band = warp / CHANNELS;
-    unsigned char* results = planes + Shape::PLANES + band * CHANNELS * Shape::BAND * PITCH;
+    unsigned char* results = all_results + warp * Shape::RESULTS;
 
     const Place area = place_in_strips(blockIdx.x, picture);
-    const Sample* in_plane = in + area.plane * picture.rows * picture.row_samples;
-    const int y = area.band * Shape::ROWS, columns = picture.out_row_samples / CHANNELS;
-    const int x_begin = tiles.begin(area.tile), x_end = min(tiles.begin(area.tile + 1), columns);
+    const unsigned short* in_plane = in + area.plane * picture.rows * picture.row_samples;
+    const int y = area.band * WORDS_ROWS, warp_y = y + 16 * warp;
+    const int x_begin = tiles.begin(area.tile), x_end = min(tiles.begin(area.tile + 1), picture.out_row_samples / CHANNELS);
     const int first = y + picture.centre_y - RADIUS;
-    const bool inside = first >= 0 && first + Shape::SEEN_ROWS <= picture.rows;
-    for (int i = threadIdx.x; i < Shape::SEEN_ROWS; i += Shape::THREADS)
+    for (int i = threadIdx.x; i < Shape::SEEN_ROWS; i += WORDS_THREADS)
         rows[i] = border_index(first + i, picture.rows, picture.mode_y);
-    const unsigned fill = picture.fill * 0x10001u;
 
     // Lanes read different weights, which constant memory would serve one by one.
-    for (int i = threadIdx.x; i < sizeof(WordsFilter) / 4; i += Shape::THREADS)
-        reinterpret_cast<unsigned*>(stage)[i] = reinterpret_cast<const unsigned*>(&filter)[i];
-    const WordsFilter& weights = *reinterpret_cast<const WordsFilter*>(stage);
+    WordsFilter& weights = *reinterpret_cast<WordsFilter*>(samples);
+    for (int i = threadIdx.x; i < sizeof(WordsFilter) / 4; i += WORDS_THREADS)
+        reinterpret_cast<unsigned*>(&weights)[i] = reinterpret_cast<const unsigned*>(&filter)[i];
     __syncthreads();
 
-    // Left factors, down: the weights of the two bytes of rows k and k + 1 for result m, for the three sums of each result,
-    // in units of 1, 2^-8 and 2^-16. Right factors, across: of positions k and k + 1 for result n; results are ordered so
-    // that a lane gets four neighbours.
-    const auto weight = [](const auto* half, int distance) {
-        return abs(distance) <= RADIUS ? static_cast<unsigned>(half[abs(distance)]) : 0u;
+    // Left factors, down: the weights of the two bytes of rows k and k + 1 for result m, for the three sums of each result.
+    // Right factors, across: of four positions for result n; results are ordered so that a lane gets four neighbours.
+    const auto weight = [](const signed char* half, int distance) {
+        return abs(distance) <= RADIUS ? static_cast<unsigned>(half[abs(distance)]) & 0xFFu : 0u;
     };
-    unsigned down[SEEN][3][4], upper[SEEN][2][2], lower[SEEN][2][2];
+    unsigned top[SEEN][2], down[SEEN][2][4], across[3][2][SEEN];
 #pragma unroll
-    for (int block = 0; block < SEEN; ++block)
+    for (int block = 0; block < SEEN; ++block) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             const int ahead = 16 * block + 2 * place + i / 2 * 8 - (group + i % 2 * 8) - RADIUS;
             unsigned limb[3] = {};  // of both rows, in the high bytes of halves
 #pragma unroll
             for (int row = 0; row < 2; ++row) {
-                limb[0] |= (weight(weights.u1, ahead + row) & 0xFFu) << (16 * row + 8);
-                limb[1] |= (weight(weights.u0, ahead + row) & 0xFFu) << (16 * row + 8);
-                limb[2] |= (weight(weights.f, ahead + row) & 0xFFu) << (16 * row + 8);
+                limb[0] |= weight(weights.y.top, ahead + row) << (16 * row + 8);
+                limb[1] |= weight(weights.y.middle, ahead + row) << (16 * row + 8);
+                limb[2] |= weight(weights.y.low, ahead + row) << (16 * row + 8);
             }
-            down[block][0][i] = opaque(limb[0]);
-            down[block][1][i] = opaque(limb[1] | limb[0] >> 8);
-            down[block][2][i] = opaque(limb[2] | limb[1] >> 8);
-            const int result = group / 2 * 4 + i / 2 * 2 + group % 2, from = 16 * block + 2 * place + i % 2 * 8 - result - RADIUS;
-            upper[block][i / 2][i % 2] = opaque(weight(weights.h, from) | weight(weights.h, from + 1) << 16);
-            lower[block][i / 2][i % 2] = opaque(weight(weights.l, from) | weight(weights.l, from + 1) << 16);
+            down[block][0][i] = opaque(limb[1] | limb[0] >> 8);
+            down[block][1][i] = opaque(limb[2] | limb[1] >> 8);
         }
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            const int position = 16 * block + 4 * place - (group / 2 * 4 + 2 * i + group % 2) - RADIUS;
+            const int ahead = 16 * block + 2 * place - (group + 8 * i) - RADIUS;
+            unsigned limb[3] = {}, alone = 0;
+#pragma unroll
+            for (int k = 0; k < 4; ++k) {
+                alone |= weight(weights.y.top, ahead + k % 2 + k / 2 * 8) << 8 * k;
+                limb[0] |= weight(weights.x.top, position + k) << 8 * k;
+                limb[1] |= weight(weights.x.middle, position + k) << 8 * k;
+                limb[2] |= weight(weights.x.low, position + k) << 8 * k;
+            }
+#pragma unroll
+            for (int k = 0; k < 3; ++k) across[k][i][block] = opaque(limb[k]);
+            top[block][i] = opaque(alone);
+        }
+    }
     grid_dependency_synchronize();
     __syncthreads();
 
-    constexpr int VECTORS = Shape::VECTORS, AT_ONCE = Shape::THREADS / VECTORS;
-    int x = 0;                  // of the chunk in the stage
-    bool shifted_rows = false;  // whether rows of the stage begin with samples before those of the chunk
-    const auto start_of = [&](int row) { return in_plane + row * static_cast<long long>(picture.row_samples) + x * CHANNELS; };
+    const WordsInput<Shape, CHANNELS, ALIGNED> input(samples, in_plane, rows, first, picture);
+    unsigned short* warp_out = out + (area.plane * picture.out_rows + warp_y) * picture.out_row_samples;
+    const WordsOutput<Shape, CHANNELS, ALIGNED> output(results, warp_out, picture.out_rows - warp_y, picture.out_row_samples);
 
-    // The chunk whose first position is `from`, into the stage: in whole vectors, from the aligned address below each row on
-    // if rows are not aligned, unless they or the rows end there.
-    const auto fetch = [&](int from) {
-        x = from;
-        const int begin = x * CHANNELS, end = begin + CHUNK * CHANNELS;
-        const bool whole = ALIGNED ? begin >= 0 && end <= picture.row_samples : begin >= 8 && end + 8 <= picture.row_samples;
-        const int row = threadIdx.x / VECTORS, place = threadIdx.x % VECTORS;
-        shifted_rows = !ALIGNED && whole;
-        if (whole && ALIGNED && inside) {
-            const Sample* source = start_of(first + row) + place * 8;
-            const long long stride = AT_ONCE * static_cast<long long>(picture.row_samples);
-            if (row < AT_ONCE)
+    // Where the lane's samples begin in a slot: rows 2 `place` and the next, of positions 2 `group` and the next. Of rows that
+    // are not aligned, the two have shifts of their own.
+    const int lane_row = 16 * warp + 2 * place, x_first = x_begin + picture.centre_x / CHANNELS - RADIUS - 16;
+    int from[2];
+    unsigned selector[2] = {0x3210u, 0x3210u};
 #pragma unroll
-                for (int i = 0; i < Shape::SEEN_ROWS; i += AT_ONCE, source += stride)
-                    if (i + AT_ONCE <= Shape::SEEN_ROWS || row + i < Shape::SEEN_ROWS)
-                        copy_16_bytes<256>(stage + (threadIdx.x + i * VECTORS) * 16, source);
-            return;
+    for (int i = 0; i < 2; ++i) {
+        int shift = 0;
+        if (!ALIGNED) {
+            shift = samples_past(input.start_of(first + lane_row + i, x_first));
+            if (shift % 2) selector[i] = 0x5432u;
         }
-        if (whole) {
-#pragma unroll(ALIGNED ? 1 : 4)
-            for (int i = row < AT_ONCE ? row : Shape::SEEN_ROWS; i < Shape::SEEN_ROWS; i += AT_ONCE) {
-                uint4* to = reinterpret_cast<uint4*>(stage) + i * VECTORS + place;
-                if (rows[i] >= 0) copy_16_bytes<256>(to, aligned_below(start_of(rows[i])) + place);
-                else *to = make_uint4(fill, fill, fill, fill);
+        from[i] = opaque((lane_row + i) * Shape::PITCH + (2 * group * CHANNELS + shift / 2 * 2) * 2);
+    }
+    const unsigned flip = filter.middle;
+    const int bias_y = filter.bias_y, finer_y = filter.finer_y, bias_x = filter.bias_x, finer_x = filter.finer_x;
+
+    // The bytes of v, from the highest on, as left factors of depth 32: of two blocks each; of the last of an odd number, the
+    // upper two bytes.
+    constexpr int PAIRS = SEEN / 2, ODD = SEEN % 2;
+    unsigned quads[CHANNELS][3 * PAIRS + 2 * ODD][4];
+    // After products of each order, from the highest on: makes room for the next. Weights finer than 2^-24 give more than 32
+    // bits, of which the lowest are dropped.
+    const auto combine = [](int& sum, int& high, int order, int bias, int finer) {
+        if (order == 0 && !Shape::FAR) sum <<= 8;
+        if (order == 0 && Shape::FAR) high = sum << (16 - finer), sum = 0;
+        if (order == 1) sum = sum * 256 + bias;
+        if (order == 2 && Shape::FAR) sum = high + (sum >> finer);
+    };
+    const auto part_of = [&](int c, int limb, int block, int row) -> unsigned& {
+        if (block < 2 * PAIRS) return quads[c][limb * PAIRS + block / 2][block % 2 * 2 + row];
+        return quads[c][3 * PAIRS + limb / 2][limb % 2 * 2 + row];
+    };
+    // Sums 16 columns of all channels down, from byte `at` of a row on, as the last block.
+    const auto sum_down = [&](int at) {
+        unsigned columns[2][CHANNELS][SEEN][2];  // pairs of rows, by the first or second position
+#pragma unroll
+        for (int block = 0; block < SEEN; ++block)
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                unsigned words[2][CHANNELS + 1];
+#pragma unroll
+                for (int row = 0; row < 2; ++row) {
+                    const unsigned char* begin = samples + from[row] + at + (16 * block + 8 * half) * Shape::PITCH;
+                    const unsigned* source = reinterpret_cast<const unsigned*>(begin);
+#pragma unroll
+                    for (int i = 0; i < CHANNELS + !ALIGNED; ++i) words[row][i] = source[i];
+                    if (!ALIGNED)
+#pragma unroll
+                        for (int i = 0; i < CHANNELS; ++i)
+                            words[row][i] = __byte_perm(words[row][i], words[row][i + 1], selector[row]);
+                }
+#pragma unroll
+                for (int i = 0; i < CHANNELS; ++i) {
+#pragma unroll
+                    for (int k = 2 * i; k < 2 * i + 2; ++k)
+                        columns[k / CHANNELS][k % CHANNELS][block][half] =
+                            __byte_perm(words[0][i], words[1][i], k % 2 ? 0x7632 : 0x5410);
+                }
             }
-            return;
-        }
-#pragma unroll 1
-        for (int i = threadIdx.x; i < Shape::SEEN_ROWS * VECTORS; i += Shape::THREADS) {
-            const int line = rows[i / VECTORS], at = i % VECTORS * 8;
-            if (begin + at >= picture.row_samples + (2 * RADIUS + 1) * CHANNELS) continue;  // no window sees farther out
-#pragma unroll 1
-            for (int k = at; k < at + 8; ++k) {
-                const int position = border_index(x + k / CHANNELS, picture.columns, picture.mode_x);
-                const bool beyond = line < 0 || position < 0;
-                reinterpret_cast<Sample*>(stage)[i * 8 + k - at] =
-                    beyond ? static_cast<Sample>(fill)
-                           : in_plane[line * static_cast<long long>(picture.row_samples) + position * CHANNELS + k % CHANNELS];
+        if (flip != 0)
+#pragma unroll
+            for (int i = 0; i < 4 * CHANNELS * SEEN; ++i)
+                columns[i / 2 / SEEN / CHANNELS][i / 2 / SEEN % CHANNELS][i / 2 % SEEN][i % 2] ^= flip;
+        int sum[CHANNELS][2][4] = {}, high[CHANNELS][2][4] = {};
+#pragma unroll
+        for (int limb = 0; limb < 3; ++limb) {
+#pragma unroll
+            for (int block = 0; block < SEEN; ++block) {
+                if (limb == 0 && block % 2 == 1) continue;
+                const unsigned(&factor)[4] = down[block][limb > 0 ? limb - 1 : 0];
+#pragma unroll
+                for (int c = 0; c < CHANNELS; ++c)
+#pragma unroll
+                    for (int i = 0; i < 2; ++i) {
+                        const auto upper = [&](int k) { return __byte_perm(columns[i][c][k][0], columns[i][c][k][1], 0x7531); };
+                        const unsigned* alone = &top[0][0] + 2 * block;
+                        if (limb > 0) signed_by_bytes(sum[c][i], factor, columns[i][c][block][0], columns[i][c][block][1]);
+                        else if (block + 1 < SEEN) signed_by_bytes(sum[c][i], alone, upper(block), upper(block + 1));
+                        else signed_by_bytes(sum[c][i], alone, upper(block));
+                    }
             }
+#pragma unroll
+            for (int c = 0; c < CHANNELS; ++c)
+#pragma unroll
+                for (int i = 0; i < 8; ++i) {
+                    combine(sum[c][i / 4][i % 4], high[c][i / 4][i % 4], limb, bias_y, finer_y);
+                }
         }
+#pragma unroll
+        for (int c = 0; c < CHANNELS; ++c)
+#pragma unroll
+            for (int row = 0; row < 2; ++row) {
+                const auto pair_of = [&](int k, int bytes) {
+                    return __byte_perm(sum[c][0][2 * row + k], sum[c][1][2 * row + k], bytes);
+                };
+                const unsigned one = pair_of(0, 0x7362), other = pair_of(1, 0x7362);
+                const unsigned low = __byte_perm(pair_of(0, 0x5151), pair_of(1, 0x5151), 0x5410) & 0xFEFEFEFEu;
+                const unsigned bytes[3] = {__byte_perm(one, other, 0x7632), __byte_perm(one, other, 0x5410), low};
+#pragma unroll
+                for (int k = 0; k < 3; ++k) {
+#pragma unroll
+                    for (int block = 0; block + 1 < SEEN; ++block) part_of(c, k, block, row) = part_of(c, k, block + 1, row);
+                    part_of(c, k, SEEN - 1, row) = bytes[k];
+                }
+            }
     };
 
-    // The stage, channel by channel.
-    const auto split = [&] {
-#pragma unroll 1
-        for (int i = threadIdx.x; i < Shape::SEEN_ROWS * Shape::GROUPS; i += Shape::THREADS) {
-            const int line = i / Shape::GROUPS, group = i % Shape::GROUPS;
-            const unsigned char* source = stage + (line * VECTORS + group * CHANNELS) * 16;
-            unsigned word[4 * CHANNELS + 4];
+    const unsigned short* lane_out = warp_out + group * static_cast<long long>(picture.out_row_samples) + x_begin * CHANNELS;
+    const int past = ALIGNED ? 0 : samples_past(lane_out);
+    unsigned char* result = results + opaque(group * Shape::RESULT_PITCH + 8 * place * CHANNELS + 2 * past);
+    // Sums 16 positions of all channels along their rows.
+    const auto sum_across = [&] {
+        int sum[CHANNELS][2][4] = {}, high[CHANNELS][2][4] = {};
 #pragma unroll
-            for (int k = 0; k < CHANNELS; ++k) load_vector(word, 4 * k, source + 16 * k);
-            if (!ALIGNED && shifted_rows) {
-                load_vector(word, 4 * CHANNELS, source + 16 * CHANNELS);
-                drop_samples(word, samples_past(start_of(rows[line])));
-            }
+        for (int order = 0; order < 3; ++order)
 #pragma unroll
-            for (int c = 0; c < CHANNELS; ++c) {
-                unsigned own[4];
+            for (int c = 0; c < CHANNELS; ++c)
 #pragma unroll
-                for (int k = 0; k < 4; ++k)
-                    own[k] = filter.middle ^ pair_of(word, 2 * k * CHANNELS + c, (2 * k + 1) * CHANNELS + c);
-                *reinterpret_cast<uint4*>(planes + (c * Shape::SEEN_ROWS + line) * PITCH + group * 16) =
-                    make_uint4(own[0], own[1], own[2], own[3]);
-            }
-        }
-    };
-
-    // The band's results of the chunk from position `from` on, to memory. A thread writes the whole vectors that begin at its
-    // 8 positions; if rows are not aligned, the first of a row also writes the samples before those, and the last those behind.
-    const auto write = [&](int from) {
-        const bool whole = ALIGNED && from + CHUNK <= x_end && y + Shape::ROWS <= picture.out_rows;
-#pragma unroll 1
-        for (int i = threadIdx.x % (32 * CHANNELS); i < Shape::BAND * Shape::GROUPS; i += 32 * CHANNELS) {
-            const int row = i / Shape::GROUPS, group = i % Shape::GROUPS;
-            const int at = from + group * 8, line = y + band * Shape::BAND + row;
-            if (!whole && (line >= picture.out_rows || at >= x_end)) continue;
-            const unsigned char* source = results + row * PITCH + group * 16;
-            unsigned own[4 * CHANNELS], word[4 * CHANNELS + 4];
+                for (int part = 0; part < 2; ++part) {
+                    const auto factor = [&](int limb, int block) { return across[limb][part][block]; };
 #pragma unroll
-            for (int c = 0; c < CHANNELS; ++c) load_vector(own, 4 * c, source + c * Shape::BAND * PITCH);
+                    for (int k = 0; k <= order; ++k)
 #pragma unroll
-            for (int k = 0; k < 4 * CHANNELS; ++k) {
-                const int one = 2 * k, other = 2 * k + 1;
-                const int first_at = 8 * (one % CHANNELS) + one / CHANNELS, second_at = 8 * (other % CHANNELS) + other / CHANNELS;
-                word[k] = filter.middle ^ pair_of(own, first_at, second_at);
-            }
-            const auto vector = [&](int k) { return make_uint4(word[4 * k], word[4 * k + 1], word[4 * k + 2], word[4 * k + 3]); };
-            const auto single = [&](int k) { return static_cast<Sample>(word[k / 2] >> k % 2 * 16); };
-            Sample* to = out + (area.plane * picture.out_rows + line) * picture.out_row_samples + at * CHANNELS;
-            const int before = ALIGNED ? 0 : (8 - samples_past(to)) % 8;
-            int count = whole ? 8 * CHANNELS : min(8, x_end - at) * CHANNELS;
-            if (!ALIGNED && group == 0)
-#pragma unroll
-                for (int k = 0; k < 7; ++k)
-                    if (k < min(before, count)) to[k] = single(k);
-            if (!ALIGNED && before > 0) {
-                if (group + 1 < Shape::GROUPS) {  // the last vector ends in the next thread's positions
-                    count += min(before, max(x_end - at - 8, 0) * CHANNELS);
-#pragma unroll
-                    for (int k = 0; k < 8; ++k) {
-                        const unsigned char* next = source + 16 + k % CHANNELS * Shape::BAND * PITCH + k / CHANNELS * 2;
-                        const unsigned sample = *reinterpret_cast<const Sample*>(next) << k % 2 * 16;
-                        word[4 * CHANNELS + k / 2] = k % 2 ? word[4 * CHANNELS + k / 2] | sample : sample;
+                        for (int pair = 0; pair < PAIRS; ++pair)
+                            bytes_by_signed(sum[c][part], quads[c][k * PAIRS + pair], factor(order - k, 2 * pair),
+                                            factor(order - k, 2 * pair + 1));
+                    if constexpr (ODD) {
+                        const unsigned(*last)[4] = &quads[c][3 * PAIRS];
+                        if (order == 0) bytes_by_signed(sum[c][part], last[0], factor(0, SEEN - 1));
+                        else bytes_by_signed(sum[c][part], last[0], factor(order, SEEN - 1), factor(order - 1, SEEN - 1));
+                        if (order == 2) bytes_by_signed(sum[c][part], last[1], factor(0, SEEN - 1));
                     }
 #pragma unroll
-                    for (int k = 0; k < 4; ++k) word[4 * CHANNELS + k] ^= filter.middle;
+                    for (int i = 0; i < 4; ++i) {
+                        combine(sum[c][part][i], high[c][part][i], order, bias_x, finer_x);
+                    }
                 }
-                drop_samples(word, before);
-            }
-            if (whole || before + 8 * CHANNELS <= count) {
 #pragma unroll
-                for (int v = 0; v < CHANNELS; ++v) store_16_bytes(to + before + 8 * v, vector(v));
-                continue;
-            }
+        for (int row = 0; row < 2; ++row) {
+            const auto value = [&](int k) { return sum[k % CHANNELS][k / CHANNELS / 2][2 * row + k / CHANNELS % 2]; };
+            unsigned char* to = result + 8 * row * Shape::RESULT_PITCH;
+            if constexpr (ALIGNED) {
 #pragma unroll
-            for (int v = 0; v < CHANNELS; ++v)
-                if (!ALIGNED && before + 8 * v + 8 <= count) store_16_bytes(to + before + 8 * v, vector(v));
-                else
+                for (int i = 0; i < CHANNELS; ++i) {
+                    unsigned word[2];
 #pragma unroll
-                    for (int k = 8 * v; k < 8 * v + 8; ++k)
-                        if (before + k < count) to[before + k] = single(k);
-        }
-    };
-
-    unsigned blocks[SEEN][HIGH][2][4];  // a - 1024 and b - 512, in units of 2^-24, as left factors
-    const unsigned from = static_cast<unsigned>(__cvta_generic_to_shared(planes)) +
-                          (channel * Shape::SEEN_ROWS + band * Shape::BAND + lane % 16) * PITCH + lane / 16 * 16;
-    unsigned char* result = results + (channel * Shape::BAND + group) * PITCH + 8 * place;
-
-    const int finer = filter.finer;
-    const unsigned upper_unit = Shape::FAR ? opaque(1u << (16 - finer)) : 1u << 16;
-
-    // Sums 16 columns, from byte `at` of the planes on.
-    const auto sum_down = [&](unsigned(&sums)[HIGH][2][4], unsigned at) {
-        unsigned seen[SEEN_BLOCKS][4];
-#pragma unroll
-        for (int block = 0; block < SEEN_BLOCKS; ++block) load_transposed(seen[block], from + at + 16 * block * PITCH);
-#pragma unroll
-        for (int high = 0; high < HIGH; ++high) {
-            int sum[3][2][4] = {};
-#pragma unroll
-            for (int i = 0; i < 8; ++i) sum[2][i / 4][i % 4] = filter.bias;
-#pragma unroll
-            for (int block = 0; block < SEEN; ++block)
-#pragma unroll
-                for (int half = 0; half < 2; ++half)
-#pragma unroll
-                    for (int limb = 0; limb < 3; ++limb)
-                        multiply_add(sum[limb][half], down[block][limb], seen[high + block][2 * half], seen[high + block][2 * half + 1]);
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                unsigned whole[2];
-#pragma unroll
-                for (int k = 0; k < 2; ++k) {
-                    const auto part = [&](int limb) { return sum[limb][i / 2][i % 2 * 2 + k]; };
-                    const int low = part(1) * 256 + part(2);
-                    whole[k] = static_cast<unsigned>(part(0)) * upper_unit + static_cast<unsigned>(Shape::FAR ? low >> finer : low);
+                    for (int k = 0; k < 2; ++k)
+                        word[k] = __byte_perm(value(4 * i + 2 * k), value(4 * i + 2 * k + 1), 0x7632) ^ (Shape::FAR ? flip : 0);
+                    reinterpret_cast<uint2*>(to)[i] = make_uint2(word[0], word[1]);
                 }
-                sums[high][0][i] = add_halves(__byte_perm(whole[0], whole[1], 0x7632) >> 5 & 0x07FF07FFu, 0x84008400u);
-                sums[high][1][i] = add_halves(__byte_perm(whole[0], whole[1], 0x6521) >> 3 & 0x03FF03FFu, 0x82008200u);
+            } else {
+#pragma unroll
+                for (int k = 0; k < 4 * CHANNELS; ++k)
+                    reinterpret_cast<unsigned short*>(to)[k] =
+                        static_cast<unsigned short>(value(k) >> 16 ^ (Shape::FAR ? flip : 0));
             }
         }
     };
 
-    // Sums 16 positions along the rows, from SEEN blocks of which `oldest` is the first.
-    const auto sum_across = [&](int oldest) {
-#pragma unroll
-        for (int high = 0; high < HIGH; ++high) {
-            unsigned bits[2][4];  // of both rows
-#pragma unroll
-            for (int part = 0; part < 2; ++part) {
-                float upper_sum[4] = {}, lower_sum[4] = {}, rest[4] = {};
-#pragma unroll
-                for (int block = 0; block < SEEN; ++block) {
-                    const unsigned(&seen)[2][4] = blocks[(oldest + block) % SEEN][high];
-                    multiply_add(upper_sum, seen[0], upper[block][part][0], upper[block][part][1]);
-                    // The outer blocks of l in the other sum: both stay below 2^24.
-                    const bool outer = Shape::FAR && (block == 0 || block == SEEN - 1);
-                    multiply_add(outer ? rest : lower_sum, seen[0], lower[block][part][0], lower[block][part][1]);
-                    multiply_add(rest, seen[1], upper[block][part][0], upper[block][part][1]);
-                }
-#pragma unroll
-                for (int i = 0; i < 4; ++i) {
-                    const float sum = fma_rn(lower_sum[i] + rest[i], 0x1p-10f, upper_sum[i]);
-                    bits[i / 2][2 * part + i % 2] = __float_as_uint(fma_rn(sum, 0x1p15f, 12582912.0f + 32784.0f));
-                }
-            }
-#pragma unroll
-            for (int row = 0; row < 2; ++row)
-                *reinterpret_cast<uint2*>(result + (16 * high + 8 * row) * PITCH + 32 * oldest) =
-                    make_uint2(__byte_perm(bits[row][0], bits[row][1], 0x5410), __byte_perm(bits[row][2], bits[row][3], 0x5410));
-        }
-    };
-
-    fetch(x_begin + picture.centre_x / CHANNELS - RADIUS - 16);
-    wait_for_copies();
-    __syncthreads();
-    split();
-    __syncthreads();
-    const auto next_chunk = [&] {
-        if (x + CHUNK < x_end + picture.centre_x / CHANNELS + RADIUS) fetch(x + CHUNK);
-    };
-    next_chunk();
-#pragma unroll
-    for (int block = 1; block < SEEN; ++block) sum_down(blocks[block - 1], 32 * block);
+    // The first turn only sums the blocks that the first windows see.
+    input.fetch(x_first, 0);
+    int slot = 0;
 #pragma unroll 1
-    for (int at = x_begin; at < x_end; at += CHUNK) {
+    for (int x = x_begin - CHUNK; x < x_end; x += CHUNK) {
         wait_for_copies();
-        __syncthreads();
-        split();
-        if (at > x_begin) write(at - CHUNK);
-        __syncthreads();
-        next_chunk();
-#pragma unroll
-        for (int block = 0; block < SEEN; ++block) {
-            sum_down(blocks[(SEEN - 1 + block) % SEEN], 32 * block);
-            sum_across(block);
+        __syncthreads();  // this turn's chunk is visible, and the last turn's has been read
+        if (x + CHUNK < x_end) input.fetch(x + 2 * CHUNK + x_first - x_begin, Shape::SLOT - slot);
+        const bool sums = x >= x_begin;
+#pragma unroll 1
+        for (int phase = sums ? 0 : 1; phase < SEEN; ++phase) {
+            sum_down(slot + 32 * phase * CHANNELS);
+            if (!sums) continue;
+            sum_across();
+            __syncwarp();
+            if (x + 16 * phase < x_end) output.store(x + 16 * phase, x_end - x - 16 * phase, x + phase == x_begin);
+            __syncwarp();
         }
+        slot = Shape::SLOT - slot;
     }
-    __syncthreads();
-    write(x_begin + (x_end - x_begin - 1) / CHUNK * CHUNK);
 }
 
 struct WordsWeights {
-    int upper[WORDS_REACH + 1], lower[WORDS_REACH + 1], bias, shift;  // by distance
-    unsigned middle;                                                  // 2^15 if samples are signed
+    int upper[WORDS_REACH + 1], lower[WORDS_REACH + 1], top[WORDS_REACH + 1], bias, shift;  // by distance
+    unsigned middle;                                                                        // 2^15 if samples are signed
 };
 
 // Calls each(distance, sample) for the window of result i along `axis`.
@@ -462,15 +526,11 @@ words_across(const unsigned* __restrict__ sums, unsigned short* __restrict__ out
              const __grid_constant__ WordsWeights weights) {
     const long long total = axis.outer * axis.out_length * axis.inner;
     for (long long i = blockIdx.x * 256LL + threadIdx.x; i < total; i += gridDim.x * 256LL) {
-        int upper = 0, lower = 0;
-        for_window(sums, axis, i, fill, [&](int k, unsigned v) {
-            const int a = static_cast<int>(v >> 10) - 1024, b = static_cast<int>(v & 1023) - 512;
-            upper += weights.upper[k] * a;
-            lower += weights.lower[k] * a + weights.upper[k] * b;
+        long long sum = weights.bias;
+        for_window(sums, axis, i, fill, [&](int k, long long v) {
+            sum += weights.upper[k] * (v >> 7) + weights.lower[k] * (v >> 15) + 2 * weights.top[k] * (v & 127);
         });
-        const float sum = fma_rn(__int2float_rn(lower), 0x1p-10f, __int2float_rn(upper));
-        const unsigned bits = __float_as_uint(fma_rn(sum, 0x1p-9f, 12582912.0f + 32784.0f));
-        out[i] = static_cast<unsigned short>(bits ^ weights.middle);
+        out[i] = static_cast<unsigned short>(sum >> weights.shift ^ weights.middle);
     }
 }
 

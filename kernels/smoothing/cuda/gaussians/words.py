@@ -11,11 +11,12 @@ import numpy as np
 from kernels.runtime.launch import blocks_a_multiprocessor, kernel, multiprocessors, shared_bytes_a_block
 from kernels.smoothing import words
 from kernels.smoothing.cuda import passes, tuning
-from kernels.smoothing.cuda.block_partition import PieceCost, partition, up_to
+from kernels.smoothing.cuda.block_partition import PieceCost, partition
 from kernels.smoothing.cuda.fused import MAX_BLOCKS, MAX_CHANNELS, MAX_LENGTH, View, picture_of, view_of
 from kernels.smoothing.window import Window
 
 REACH = 32
+WARPS = 4
 
 
 def _entry(channels: int, radius: int, aligned: bool) -> str:
@@ -31,14 +32,22 @@ ENTRIES = tuple(
 GATHER_ENTRIES = ("words_down<unsigned short>", "words_across")
 
 
+class WordsAxis(ctypes.Structure):
+    """struct WordsAxis of words.cuh."""
+
+    _fields_ = tuple((name, ctypes.c_byte * (REACH + 1)) for name in ("top", "middle", "low"))
+
+
 class WordsFilter(ctypes.Structure):
     """struct WordsFilter of words.cuh."""
 
     _fields_ = (
-        *((name, ctypes.c_byte * (REACH + 1)) for name in ("u1", "u0", "f")),
-        *((name, ctypes.c_ushort * (REACH + 1)) for name in ("h", "l")),
-        ("bias", ctypes.c_int),
-        ("finer", ctypes.c_int),
+        ("y", WordsAxis),
+        ("x", WordsAxis),
+        ("bias_y", ctypes.c_int),
+        ("finer_y", ctypes.c_int),
+        ("bias_x", ctypes.c_int),
+        ("finer_x", ctypes.c_int),
         ("middle", ctypes.c_uint),
     )
 
@@ -47,7 +56,7 @@ class WordsWeights(ctypes.Structure):
     """struct WordsWeights of words.cuh."""
 
     _fields_ = (
-        *((name, ctypes.c_int * (REACH + 1)) for name in ("upper", "lower")),
+        *((name, ctypes.c_int * (REACH + 1)) for name in ("upper", "lower", "top")),
         ("bias", ctypes.c_int),
         ("shift", ctypes.c_int),
         ("middle", ctypes.c_uint),
@@ -71,8 +80,7 @@ def run(image: Any, windows: Sequence[Window], cval: float, out: Any, stream: An
     strip = _Strip(view, radius, aligned=picture.aligned)
     picture.bands = -(-picture.out_rows // strip.rows)
     resident = min(strip.blocks, blocks_a_multiprocessor(strip.shared_bytes)) * multiprocessors()
-    tail = tuning.WORDS_NEAR_TAIL if strip.near else tuning.TAIL
-    cost = PieceCost(unit=strip.chunk, begin=tuning.WORDS_START_CHUNKS * strip.chunk, tail=tail)
+    cost = PieceCost(unit=strip.chunk, begin=tuning.WORDS_START_CHUNKS * strip.chunk, tail=tuning.WORDS_TAIL)
     tiles = partition(picture.out_row_samples // view.channels, view.planes * picture.bands, resident, cost)
     picture.tiles = tiles.pieces
     kernel("smoothing", _entry(view.channels, radius, picture.aligned)).launch(
@@ -89,37 +97,37 @@ def run_gather(image: Any, windows: Sequence[Window], cval: float, out: Any, str
     down, across = passes.passes_of(image, windows, cval, out, "float32")  # sums in between have 32 bits too
     first, second = _weights(windows)
     middle, fill = _middle(image.dtype), int(cval) & 0xFFFF
-    of_down = WordsWeights(bias=first.bias, shift=11 + first.finer, middle=middle)
+    of_down = WordsWeights(bias=first.bias, shift=9 + first.finer, middle=middle)
     constant = ctypes.c_uint(words.sum_of_constant(fill ^ middle, first))
     for entry, step, value, weights in (
         ("words_down<unsigned short>", down, ctypes.c_ushort(fill), of_down),
-        ("words_across", across, constant, WordsWeights(middle=middle)),
+        ("words_across", across, constant, WordsWeights(bias=second.bias, shift=16 + second.finer, middle=middle)),
     ):
-        upper, lower = (first.upper, first.lower) if step is down else (second.upper, second.lower)
-        weights.upper[: upper.size], weights.lower[: lower.size] = upper.tolist(), lower.tolist()
+        parts = first if step is down else second
+        for field, values in (("upper", parts.upper), ("lower", parts.lower), ("top", parts.top)):
+            getattr(weights, field)[: values.size] = values.tolist()
         passes.launch_gather(entry, step, (value, weights), stream)
 
 
 class _Strip:
     """What a block of `words` filters together, and needs: struct Words of words.cuh."""
 
+    rows, threads = 16 * WARPS, 32 * WARPS
+
     def __init__(self, view: View, radius: int, *, aligned: bool) -> None:
         channels = view.channels
-        self.chunk = up_to(16 + 2 * radius, 16)  # positions that it fetches and writes at once
-        self.near = self.chunk <= 48  # windows see few blocks
-        bands = {1: 6, 2: 3, 3: 2, 4: 1 if self.near else 3}[channels]
-        self.rows = (32 if self.near else 16) * bands
-        self.threads, self.blocks = 32 * channels * bands, {4: 3 if self.near else 1}.get(channels, 2)
-        seen, vectors = self.rows + self.chunk - 16, self.chunk // 8 * channels + (not aligned)
-        planes = (seen + self.rows) * channels
-        self.shared_bytes = seen * 4 + seen * vectors * 16 + planes * (self.chunk // 8 | 1) * 16
+        self.chunk = 16 + 2 * radius  # positions that it fetches at once
+        self.blocks = 2 if radius > 16 else 5 - radius // 8 - (channels == 4)
+        pitch = 16 * (self.chunk * channels // 8 + (not aligned)) * 2 + 16
+        result_pitch = 16 * {1: 3, 2: 6, 3: 7, 4: 12}[channels]
+        self.shared_bytes = (self.rows + self.chunk - 16) * (pitch + 4) + self.rows * result_pitch
 
 
 def _radius(windows: Sequence[Window]) -> int:
     return next(radius for radius in words.RADII if radius >= max(window.after for window in windows))
 
 
-def _weights(windows: Sequence[Window]) -> tuple[words.FirstWeights, words.SecondWeights]:
+def _weights(windows: Sequence[Window]) -> tuple[words.WordWeights, words.WordWeights]:
     down, across = (window.half_weights or () for window in windows)
     return words.first_weights(down), words.second_weights(across)
 
@@ -130,10 +138,19 @@ def _middle(dtype: np.dtype[Any]) -> int:
 
 def _filter(dtype: np.dtype[Any], windows: Sequence[Window]) -> WordsFilter:
     first, second = _weights(windows)
-    found = WordsFilter(bias=first.bias, finer=first.finer, middle=_middle(dtype) * 0x10001)
-    upper = (first.upper + 128) >> 8
-    for limbs, values in ((found.u1, upper), (found.u0, first.upper - 256 * upper), (found.f, first.lower)):
-        limbs[: values.size] = values.tolist()
-    for row, values in ((found.h, second.upper), (found.l, second.lower)):
-        row[: values.size] = values.astype(np.float16).view(np.uint16).tolist()
+    found = WordsFilter(
+        bias_y=first.bias,
+        finer_y=first.finer,
+        # Of near windows, results are moved by 2**15 too.
+        bias_x=second.bias - (0 if _radius(windows) > words.COARSE_RADIUS else _middle(dtype) << 16),
+        finer_x=second.finer,
+        middle=_middle(dtype) * 0x10001,
+    )
+    for axis, weights in ((found.y, first), (found.x, second)):
+        for limb, values in (
+            (axis.top, weights.top),
+            (axis.middle, weights.middle),
+            (axis.low, weights.lower),
+        ):
+            limb[: values.size] = values.tolist()
     return found

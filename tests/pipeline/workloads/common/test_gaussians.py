@@ -24,7 +24,8 @@ CASES: list[tuple[str, tuple[float, ...], dict[str, Any], str]] = [
     ("uint16", (4, 4), {}, EXACT + "0.6 of a step"),
     ("uint16", (1, 1), {}, "float32 sums, within 1 step"),
     ("uint16", (20, 20), {}, "decimated, within 0.6 of a step"),
-    ("uint16", (12, 12, 12), {}, "decimated, within 1 step"),
+    ("uint16", (12, 12, 12), {}, "decimated, within 0.6 of a step"),
+    ("uint16", (12, 12, 12, 12), {}, "decimated, within 1 step"),
     ("uint16", (20, 20), {"truncate": 4}, "float32 sums, within 1 step"),
     ("float32", (2, 3), {}, f"float32 sums, within 42{ROUNDINGS}float32"),
     ("float64", (2, 3), {}, f"float64 sums, within 42{ROUNDINGS}float64"),
@@ -41,4 +42,4 @@ def test_a_definition_and_its_bound(dtype: str, sigmas: tuple[float, ...], optio
     given = dict(options)
     result, axes = np.dtype(given.pop("result", dtype)), range(len(sigmas))
     windows = gaussian_windows(axes, sigmas, ["reflect"] * len(sigmas), np.dtype(dtype), **given)
-    assert definition_of(windows, "ZYX"[-len(sigmas) :], np.dtype(dtype), result) == said
+    assert definition_of(windows, "TZYX"[-len(sigmas) :], np.dtype(dtype), result) == said

@@ -126,7 +126,7 @@ def test_gaussians_of_integers_are_rounded_to_nearest(tmp_path: Path, dtype: str
         np.testing.assert_array_equal(found[clear], expected[clear] >= 0.5)
         return
     wide = np.dtype(dtype).itemsize > 1
-    method = "float64 sums" if wide else "float32 sums" if sigma < 8 else "decimated"
+    method = "float64 sums" if wide else "exact sums of fixed-point weights" if sigma < 8 else "decimated"
     assert receipt["image"]["gaussian"].startswith(f"{method}, within ")
     beyond = 1e-13 * float(np.iinfo(dtype).max) if wide else 0.1
     assert float(abs(found.astype(np.float64) - expected).max()) <= 0.5 + beyond

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,32 @@ def test_bilateral(tmp_path: Any, mode: str) -> None:
         assert receipt["audit"]["samples"] > 50
     receipt, _ = filtered(tmp_path, "bilateral", image, "YX", sigma_range=0.5, sigma_spatial=(1, 9))
     assert receipt["image"]["window"] == "7,31"  # where three deviations are cut
+
+
+def test_missing_values_have_no_weight_for_any_sigma(tmp_path: Any) -> None:
+    image = np.where(samples_of((23, 31), "uint8") < 128, 1, 100).astype(np.float32)
+    image[5, 7] = np.nan
+    for sigma in (1e-5, 1.0, 1e4):
+        _, found = filtered(tmp_path, "bilateral", image, "YX", sigma_range=sigma, size=(3,), nan_policy="omit")
+        assert np.isnan(found).sum() == 1
+        if sigma < 10:
+            np.testing.assert_array_equal(found, image)
+        assert np.nanmin(found) >= 1
+        assert np.nanmax(found) <= 100
+
+
+@pytest.mark.parametrize("dtype", ["uint16", "float32"])
+def test_the_audit_tolerates_the_error_of_weights(dtype: str) -> None:
+    """Errors of weights add up around single pixels."""
+    image = np.zeros((29, 500), dtype)
+    image[14, 14::18] = np.linspace(3500, 5300, 28).astype(dtype)[: image[14, 14::18].size]
+    asked = SimpleNamespace(sigma_range=1000.0, sigma_spatial=(5.0,), size=(15,))
+    found = bilateral(image, 1000, 5, size=15, mode="valid").astype(np.float64)
+    expected = np.empty_like(found)
+    operator._define(image.astype(np.float64), **vars(asked), axes=(0, 1), nan_policy="propagate", out=expected)
+    scale = float(image.max()) if dtype == "float32" else 1
+    tolerated = operator._tolerance(np.dtype(dtype), asked, 2)
+    assert tolerated / 8 < abs(found - expected).max() / scale < tolerated
 
 
 def test_rolling_ball(tmp_path: Any) -> None:
