@@ -132,13 +132,15 @@ def test_short_boxes_match_the_cpu_bit_by_bit(cupy: Any, dtype: str, channels: i
 @pytest.mark.parametrize("channels", [1, 2, 3, 4])
 @pytest.mark.parametrize("dtype", ["uint16", "int16", "float32"])
 def test_short_gaussians_match_the_cpu_bit_by_bit(cupy: Any, dtype: str, channels: int, sigma: float) -> None:
-    """Every reach from 1 to 8, in aligned and unaligned rows, over several tiles and bands."""
+    """Every reach from 1 to 8, in aligned and unaligned rows, over several tiles and bands. Integers with two reaches of
+    5 and more have other kernels."""
+    down = sigma if dtype == "float32" or sigma <= 1 else 0.5
     for index, (first, second) in enumerate(product(MODES, MODES)):
         rows, columns = (97, 643) if index % 3 else (128, 1280 // channels)
         shape = (rows, columns) if channels == 1 else (rows, columns, channels)
         content = ("random", "extreme", "impulse")[index % 3]
         case = Case(
-            shape=shape, dtype=dtype, axes=(0, 1), sigmas=(sigma, sigma), modes=(first, second), cval=6, content=content
+            shape=shape, dtype=dtype, axes=(0, 1), sigmas=(down, sigma), modes=(first, second), cval=6, content=content
         )
         np.testing.assert_array_equal(_apply(cupy, case, "fused"), case.apply(case.image()), err_msg=case.name)
 

@@ -23,7 +23,7 @@ ROWS = 67
 COLUMNS = {1: (1031, 1024), 2: (521, 512), 3: (347, 352), 4: (263, 256)}  # by channels: a prime, and whole vectors
 SIZES = ((2, 2), (3, 3), (5, 5), (7, 7), (9, 9), (8, 9), (31, 30), (64, 127), (255, 5), (5, 255))
 SQUARES = (11, 15, 21, 25, 31, 51, 63, 67, 90, 101, 119, 127)  # of floats: kernels are compiled for some sizes
-REACHES = (*((reach, reach) for reach in range(1, 9)), (12, 12), (3, 12), (24, 17), (20, 30), (30, 2), (40, 33))
+REACHES = (*((reach, reach) for reach in range(1, 9)), (12, 12), (3, 12), (24, 17), (20, 30), (30, 2), (2, 8), (40, 33))
 VOLUMES = (
     {"shape": (7, 11, 13), "axes": (0, 1, 2), "sizes": (3, 4, 5)},
     {"shape": (3, 2, 5), "axes": (0, 1, 2), "sizes": (41, 42, 43)},  # sums of 64 bits
