@@ -68,15 +68,15 @@ def _define(
     windows = sliding_window_view(block, sizes, axes)
     middle: Any = (Ellipsis, *(n // 2 for n in sizes))
     centre = windows[middle]
-    apart = windows - centre[(...,) + (None,) * len(axes)]
     grids = np.meshgrid(
         *[(np.arange(n) - n // 2) / sigma for n, sigma in zip(sizes, sigmas, strict=True)], indexing="ij"
     )
-    weights = np.exp(-0.5 * ((apart / sigma_range) ** 2 + sum(grid**2 for grid in grids)))
     along, total = tuple(range(-len(axes), 0)), np.nansum if nan_policy == "omit" else np.sum
     with np.errstate(invalid="ignore"):
+        apart = windows - centre[(...,) + (None,) * len(axes)]
+        weights = np.exp(-0.5 * ((apart / sigma_range) ** 2 + sum(grid**2 for grid in grids)))
         out[...] = total(weights * windows, along) / total(weights, along)
-    out[np.isnan(centre)] = np.nan
+    out[np.isnan(centre) | np.isinf(windows).any(along)] = np.nan  # infinities are not left out
 
 
 def _tolerance(dtype: np.dtype[Any], asked: Any, axes: int) -> float:

@@ -42,6 +42,15 @@ def test_missing_values_have_no_weight_for_any_sigma(tmp_path: Any) -> None:
         assert np.nanmax(found) <= 100
 
 
+@pytest.mark.parametrize("policy", ["omit", "propagate"])
+def test_an_infinity_spreads_over_its_windows(tmp_path: Any, policy: str) -> None:
+    image = samples_of((9, 11), "uint8").astype(np.float32)  # small enough for the audit to see every sample
+    image[4, 5] = np.inf
+    _, found = filtered(tmp_path, "bilateral", image, "YX", sigma_range=50, size=(3,), nan_policy=policy)
+    assert np.isnan(found).sum() == 9
+    assert np.isnan(found[3:6, 4:7]).all()
+
+
 @pytest.mark.parametrize("dtype", ["uint16", "float32"])
 def test_the_audit_tolerates_the_error_of_weights(dtype: str) -> None:
     """Errors of weights add up around single pixels."""
