@@ -132,8 +132,8 @@ def test_short_boxes_match_the_cpu_bit_by_bit(cupy: Any, dtype: str, channels: i
 @pytest.mark.parametrize("channels", [1, 2, 3, 4])
 @pytest.mark.parametrize("dtype", ["uint16", "int16", "float32"])
 def test_short_gaussians_match_the_cpu_bit_by_bit(cupy: Any, dtype: str, channels: int, sigma: float) -> None:
-    """Every reach from 1 to 8, in aligned and unaligned rows, over several tiles and bands. Integers with two reaches of
-    5 and more have other kernels."""
+    """Every reach from 1 to 8, in aligned and unaligned rows, over several tiles and bands. If both reaches of integers
+    exceed 4, they have other kernels."""
     down = sigma if dtype == "float32" or sigma <= 1 else 0.5
     for index, (first, second) in enumerate(product(MODES, MODES)):
         rows, columns = (97, 643) if index % 3 else (128, 1280 // channels)

@@ -32,6 +32,7 @@ def _listed() -> Iterator[tuple[tuple[int, ...], Any, tuple[Any, ...]]]:
         Case(shape=(97, 131, 5), dtype="uint16", axes=(0, 1), sigmas=(3.0, 3.0), modes=("mirror",) * 2),
         Case(shape=(97, 131, 5), dtype="uint8", axes=(0, 1), sigmas=(3.0, 3.0), modes=("mirror",) * 2),
         Case(shape=(1 << 31,), dtype="uint8", axes=(0,), sigmas=(3.0,), modes=("mirror",)),
+        Case(shape=(1 << 31, 131), dtype="uint16", axes=(0, 1), sigmas=(3.0, 3.0), modes=("mirror",) * 2),
     ):
         yield case.shape, np.dtype(case.dtype), tuple(case.windows())
     windows = gaussian_windows((0,), (99.0,), ("wrap",), np.dtype(np.float32), direct=True)
