@@ -61,7 +61,7 @@ def image_operator(
     dtype: Any = None,
     computes_in: Callable[[Any], Any] | None = None,
     reference: Callable[..., Any] | None = None,
-    tolerance: float | Callable[..., float] | None = None,
+    tolerance: float | Callable[[Any, Any, int], float] | None = None,
     keeps_range: bool | Callable[[Any], bool] = False,
     anchored: bool | Callable[[Any], bool] = False,
     symmetric: bool | Callable[[Any], bool] = False,
@@ -96,8 +96,7 @@ def image_operator(
     reference : the definition, called as f is, with float64 NumPy blocks; None: the audit computes parts of the result
                 again, cut otherwise
     tolerance : of the audit: in sample values for integers, relative to the largest value for floats; or a function of
-                the result's dtype, and of the parameters and the number of axes if it takes three arguments; None: see
-                `pipeline.workloads.operator.audit`
+                the result's dtype, the parameters and the number of axes; None: see `pipeline.workloads.operator.audit`
     keeps_range : the result has the input's dtype, and its values lie between those of the input; or a function of the
                 parameters that returns whether it does
     anchored  : the result depends on where the block lies (`edges.first`), such as that of a decimated filter; or a

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -186,8 +185,7 @@ class OperatorJob:
         declared = self.definition.tolerance
         if not callable(declared):
             return declared
-        asked = (self._steps[0].parameters, len(self.axes)) if len(inspect.signature(declared).parameters) > 1 else ()
-        return declared(self.header.dtype, *asked)
+        return declared(self.header.dtype, self._steps[0].parameters, len(self.axes))
 
     def defined(self, samples: NDArray[np.float64], region: Region) -> NDArray[np.float64]:
         """As `computed`, by the reference of the only step."""

@@ -41,7 +41,7 @@ class Definition:
     dtype: Any = None
     computes_in: Callable[[np.dtype[Any]], np.dtype[Any]] | None = None
     reference: Callable[..., Any] | None = None
-    tolerance: float | Callable[..., float] | None = None
+    tolerance: float | Callable[[np.dtype[Any], Any, int], float] | None = None
     keeps_range: bool | Callable[[Any], bool] = False
     given: Mapping[str, Any] = field(default_factory=dict)
     anchored: bool | Callable[[Any], bool] = False
