@@ -13,14 +13,16 @@ from typing import Any
 import numpy as np
 
 from kernels.runtime.compiled import cgutils, compiled, ir, types
-from kernels.smoothing.cpu.floats import enter
 from kernels.smoothing.cpu.rows import (
     Axis,
     Tile,
     address,
     beyond,
-    convert,
+    copy_pixel,
     generated,
+    inside,
+    row_start,
+    sample,
     whole_blocks,
 )
 from kernels.smoothing.weights import over_all_taps
@@ -35,13 +37,13 @@ def pair(low: Any, high: Any) -> Any:
 
 def row_parameters(half: tuple[float, ...]) -> tuple[Any, Any, int, int, int]:
     """Pairs of weights at distance -radius … radius between two of zero; where groups of them begin and the last ends;
-    where a group's sum starts, and 1 / 256 of the whole without the groups; the bits from that to v."""
+    where a group's sum starts, and 1 / 256 of the whole without the groups; the bits from that to 2 v."""
     weights = first_weights(half)
     pairs, largest = pair(weights.upper, weights.lower), _largest(weights)
     # Of the two neighbouring results that are computed together.
     largest = np.maximum([*largest[::-1], *largest[1:], 0], [0, *largest[::-1], *largest[1:]])
     pairs = np.concatenate(([0], pairs[:0:-1], pairs, [0])).astype(np.int32)
-    return pairs, *_groups(weights, largest, 0 * largest), 1 + weights.finer
+    return pairs, *_groups(weights, largest, 0 * largest), weights.finer
 
 
 def column_parameters(half: tuple[float, ...]) -> tuple[Any, Any, Any, int, int, int]:
@@ -77,8 +79,8 @@ def _groups(weights: WordWeights, largest: Integers, lows: Integers) -> tuple[An
 
 
 def scratch_rows(rows: Axis) -> int:
-    """The ring, two rows after the first axis, their low bits, and one row after the second axis."""
-    return rows.taps + 5
+    """The ring, two rows after the first axis, and their low bits."""
+    return rows.taps + 4
 
 
 @compiled
@@ -104,8 +106,10 @@ def words_tile(
     width = whole_blocks((tile.x1 - tile.x0 + columns.taps - 1) * channels)
     count = (tile.x1 - tile.x0) * channels
     ring = rows.taps + 1
-    down, low, across = ring * pitch, 2 * (ring + 2) * pitch, (ring + 3) * pitch
-    lows = scratch.view(np.uint16)
+    down, low = ring * pitch, 2 * (ring + 2) * pitch
+    lows, samples, results = scratch.view(np.uint16), image.view(np.uint16), out.view(np.uint16)
+    edge = border.view(np.uint16)
+    few = np.empty(LANES, np.uint16)
     row_weights, groups, row_start, row_upper, row_shift = row_sums
     column_weights, low_weights, low_groups, column_start, column_upper, column_shift = column_sums
     radius = column_weights.size - 1
@@ -118,9 +122,9 @@ def words_tile(
             last = min(y + 2, tile.y1)
             while entered < last - tile.y0 + rows.taps - 1:
                 at = entered % ring * pitch
-                enter(image, border, scratch, at, rows, columns, channels, tile, outside, plane, first + entered)
-                for i in range(at, at + width, LANES):
-                    _split_samples(scratch, i, middle)
+                _enter(
+                    samples, edge, scratch, at, rows, columns, channels, tile, outside, plane, first + entered, middle
+                )
                 entered += 1
             for k in range(ring):
                 seen[k] = (y - tile.y0 + k) % ring * pitch
@@ -131,13 +135,54 @@ def words_tile(
                 )  # fmt: skip
             for row in range(last - y):
                 centre, low_centre = down + row * pitch + radius * channels, low + row * pitch + radius * channels
+                at = ((plane * rows.out_length + y + row) * columns.out_length + tile.x0) * channels
                 for i in range(0, count, LANES):
+                    i = min(i, max(count - LANES, 0))
+                    to, target = (results, at + i) if count >= LANES else (few, 0)
                     _sum_across(
-                        scratch, lows, centre + i, low_centre + i, across + i, channels, column_weights, low_weights,
+                        scratch, lows, centre + i, low_centre + i, to, target, channels, column_weights, low_weights,
                         low_groups, low_groups.size - 1, column_start, column_upper, column_shift, middle,
                     )  # fmt: skip
-                at = ((plane * rows.out_length + y + row) * columns.out_length + tile.x0) * channels
-                convert(scratch, across, out, at, count)
+                if count < LANES:
+                    results[at : at + count] = few[:count]
+
+
+@compiled
+def _enter(
+    image: Any,
+    border: Any,
+    scratch: Any,
+    at: int,
+    rows: Axis,
+    columns: Axis,
+    channels: int,
+    tile: Tile,
+    outside: Any,
+    plane: int,
+    position: int,
+    middle: int,
+) -> None:
+    """Writes pairs of the row at `position`, as `enter` of floats.py writes samples."""
+    row = row_start(plane, position, rows, columns, channels)
+    begin, end = inside(columns, tile)
+    count, start = (end - begin) * channels, at + begin * channels
+    source, source_at = (border, 0) if row < 0 else (image, row + (tile.x0 + columns.first + begin) * channels)
+    for i in range(0, count - LANES + 1, LANES):
+        _split_samples(source, source_at + i, scratch, start + i, middle, columns.length * channels)
+    for i in range(count // LANES * LANES, count):
+        scratch[start + i] = _pair(source[source_at + i], middle)
+    for column, twin_column, twin in outside:
+        if twin >= 0 and row >= 0:
+            copy_pixel(scratch, at + twin * channels, at + column * channels, channels)
+            continue
+        for c in range(channels):
+            scratch[at + column * channels + c] = _pair(sample(image, border, row, twin_column, channels, c), middle)
+
+
+@compiled
+def _pair(x: int, middle: int) -> int:
+    x ^= middle
+    return (x ^ MIDDLE) | (x >> 8) << 16
 
 
 class Vectors:
@@ -158,9 +203,22 @@ class Vectors:
     def load(self, array_type: Any, array: Any, at: Any) -> Any:
         return self.builder.load(self.pointer(array_type, array, at), align=4)
 
+    def load_halves(self, array_type: Any, array: Any, at: Any) -> Any:
+        pointer = address(self.context, self.builder, array_type, array, at)
+        return self.builder.load(self.builder.bitcast(pointer, ir.PointerType(self.halves)), align=2)
+
     def store(self, value: Any, array_type: Any, array: Any, at: Any) -> None:
         pointer = self.builder.bitcast(self.pointer(array_type, array, at), ir.PointerType(value.type))
         self.builder.store(value, pointer, align=array_type.dtype.bitwidth // 8)
+
+    def prefetch(self, array_type: Any, array: Any, at: Any, to_write: int) -> None:
+        """The address may lie outside of the array."""
+        number = ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [ir.PointerType(ir.IntType(8)), *3 * [number]])
+        data = self.context.make_array(array_type)(self.context, self.builder, array).data
+        pointer = self.builder.bitcast(self.builder.gep(data, [at]), kind.args[0])
+        function = cgutils.get_or_insert_function(self.builder.module, kind, "llvm.prefetch.p0i8")
+        self.builder.call(function, [pointer, number(to_write), number(2), number(1)])  # to L2, of data
 
     def every(self, number: Any) -> Any:
         """A vector of one number, of 32 or 16 bits."""
@@ -190,28 +248,39 @@ class Vectors:
     def add(self, kept: Any, value: Any) -> None:
         self.builder.store(self.builder.add(self.builder.load(kept), value), kept)
 
-    def end_group(self, kept: Any, whole: Any) -> None:
+    def end_group(self, kept: Any, whole: Any, last: Any) -> None:
         """Adds all but 8 bits of a group's sum to that of all groups; the next one starts at 2**31 and the rest."""
         found = self.builder.load(kept)
         self.add(whole, self.builder.lshr(found, self.constant(8)))
-        rest = self.builder.and_(found, self.constant(255))
-        self.builder.store(self.builder.or_(rest, self.constant(1 << 31)), kept)
+        with self.builder.if_then(self.builder.not_(last)):
+            rest = self.builder.and_(found, self.constant(255))
+            self.builder.store(self.builder.or_(rest, self.constant(1 << 31)), kept)
+
+    def pairs(self, words: Any, upper: int) -> Any:
+        """Pairs of the two bytes from byte `upper` of each word on, which are x, and the second of them."""
+        every = ir.VectorType(ir.IntType(8), 4 * self.words.count)
+        bytes_of = [
+            4 * i + each for i in range(self.words.count) for each in (upper, upper + 1, upper + 1, every.count)
+        ]
+        nothing = ir.Constant(every, [0] * every.count)
+        order = ir.Constant(ir.VectorType(ir.IntType(32), every.count), [min(each, every.count) for each in bytes_of])
+        found = self.builder.shuffle_vector(self.builder.bitcast(words, every), nothing, order)
+        return self.builder.xor(self.builder.bitcast(found, self.words), self.constant(MIDDLE))
 
 
 @generated
-def _split_samples(_typing: Any, array: Any, i: Any, middle: Any) -> Any:
-    """LANES samples x become pairs (x - 2**15, x >> 8)."""
+def _split_samples(_typing: Any, samples: Any, i: Any, array: Any, to: Any, middle: Any, next_row: Any) -> Any:
+    """LANES samples x become pairs (x - 2**15, x >> 8). The samples `next_row` behind them are fetched."""
 
     def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         vectors = Vectors(context, builder, LANES)
-        x = builder.add(vectors.load(signature.args[0], args[0], args[1]), vectors.every(args[2]))
-        x = builder.and_(x, vectors.constant(0xFFFF))
-        high = builder.and_(builder.shl(x, vectors.constant(8)), vectors.constant(0xFF0000))
-        pairs = builder.or_(builder.xor(x, vectors.constant(MIDDLE)), high)
-        vectors.store(pairs, signature.args[0], args[0], args[1])
+        x = vectors.load_halves(signature.args[0], args[0], args[1])
+        x = builder.xor(builder.zext(x, vectors.words), vectors.every(args[4]))
+        vectors.store(vectors.pairs(x, 0), signature.args[2], args[2], args[3])
+        vectors.prefetch(signature.args[0], args[0], builder.add(args[1], args[5]), to_write=0)
         return context.get_dummy_value()
 
-    return types.void(array, types.intp, types.int32), code
+    return types.void(samples, types.intp, array, types.intp, types.int32, types.intp), code
 
 
 @generated
@@ -251,14 +320,14 @@ def _sum_down(
                 word = vectors.load(signature.args[0], args[0], builder.add(number(6, tap), args[2]))
                 vectors.add(sums[0], vectors.products(word, number(7, builder.add(tap, one))))
                 vectors.add(sums[1], vectors.products(word, number(7, tap)))
+            last = builder.icmp_signed("==", builder.add(group.index, one), args[9])
             for kept, whole in zip(sums, uppers, strict=True):
-                vectors.end_group(kept, whole)
+                vectors.end_group(kept, whole, last)
         for row, whole in enumerate(uppers):
-            v = builder.lshr(builder.load(whole), vectors.every(args[12]))
-            high = builder.and_(builder.shl(v, vectors.constant(1)), vectors.constant(0xFF0000))
-            pairs = builder.or_(builder.xor(builder.lshr(v, vectors.constant(7)), vectors.constant(MIDDLE)), high)
-            low = builder.trunc(builder.and_(v, vectors.constant(127)), vectors.halves)
-            for which, value, begin in ((0, pairs, args[3]), (1, low, args[4])):
+            double = builder.lshr(builder.load(whole), vectors.every(args[12]))
+            low = builder.trunc(builder.and_(double, vectors.constant(255)), vectors.halves)
+            low = builder.lshr(low, ir.Constant(vectors.halves, [1] * LANES))
+            for which, value, begin in ((0, vectors.pairs(double, 1), args[3]), (1, low, args[4])):
                 at = builder.add(begin, args[2])
                 vectors.store(value, signature.args[which], args[which], builder.add(at, args[5]) if row else at)
         return context.get_dummy_value()
@@ -274,6 +343,7 @@ def _sum_across(
     lows: Any,
     centre: Any,
     low_centre: Any,
+    results: Any,
     to: Any,
     channels: Any,
     weights: Any,
@@ -291,44 +361,42 @@ def _sum_across(
     def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         vectors = Vectors(context, builder, LANES)
         one = ir.Constant(args[2].type, 1)
-        total, whole = vectors.sum(args[10]), vectors.sum(args[11])
+        total, whole = vectors.sum(args[11]), vectors.sum(args[12])
 
         def number(which: int, at: Any) -> Any:
             return vectors.number(signature.args[which], args[which], at)
 
         def low(at: Any) -> Any:
-            pointer = address(context, builder, signature.args[1], args[1], at)
-            return builder.load(builder.bitcast(pointer, ir.PointerType(vectors.halves)), align=2)
+            return vectors.load_halves(signature.args[1], args[1], at)
 
         def add_words(at: Any, distance: Any) -> None:
-            vectors.add(total, vectors.products(vectors.load(signature.args[0], args[0], at), number(6, distance)))
+            vectors.add(total, vectors.products(vectors.load(signature.args[0], args[0], at), number(7, distance)))
 
         def weighted(value: Any, distance: Any) -> Any:
-            return builder.mul(value, vectors.every(number(7, distance)))
+            return builder.mul(value, vectors.every(number(8, distance)))
 
-        def add_lows(value: Any) -> None:
-            vectors.add(total, builder.shl(builder.zext(value, vectors.words), vectors.constant(1)))
-
-        centre = ir.Constant(args[2].type, 0)
+        centre, nothing = ir.Constant(args[2].type, 0), ir.Constant(vectors.halves, [0] * LANES)
         add_words(args[2], centre)
-        add_lows(weighted(low(args[3]), centre))
-        with cgutils.for_range(builder, args[9]) as group:
-            begin, end = number(8, group.index), number(8, builder.add(group.index, one))
-            kept = cgutils.alloca_once_value(builder, ir.Constant(vectors.halves, [0] * LANES))
-            builder.store(ir.Constant(vectors.halves, [0] * LANES), kept)
+        kept = cgutils.alloca_once(builder, vectors.halves)
+        builder.store(weighted(low(args[3]), centre), kept)
+        with cgutils.for_range(builder, args[10]) as group:
+            begin, end = number(9, group.index), number(9, builder.add(group.index, one))
             with cgutils.for_range(builder, builder.sub(end, begin)) as loop:
                 distance = builder.add(begin, loop.index)
-                away = builder.mul(distance, args[5])
+                away = builder.mul(distance, args[6])
                 for move in (builder.sub, builder.add):
                     add_words(move(args[2], away), distance)
                 both = builder.add(*(low(move(args[3], away)) for move in (builder.sub, builder.add)))
                 builder.store(builder.add(builder.load(kept), weighted(both, distance)), kept)
-            add_lows(builder.load(kept))
-            vectors.end_group(total, whole)
-        result = builder.lshr(builder.load(whole), vectors.every(args[12]))
-        vectors.store(builder.sub(result, vectors.every(args[13])), signature.args[0], args[0], args[4])
+            vectors.add(total, builder.shl(builder.zext(builder.load(kept), vectors.words), vectors.constant(1)))
+            builder.store(nothing, kept)
+            vectors.end_group(total, whole, builder.icmp_signed("==", builder.add(group.index, one), args[10]))
+        result = builder.xor(builder.lshr(builder.load(whole), vectors.every(args[13])), vectors.every(args[14]))
+        vectors.store(builder.trunc(result, vectors.halves), signature.args[4], args[4], args[5])
+        behind = builder.add(args[5], ir.Constant(args[5].type, 2 * LANES))
+        vectors.prefetch(signature.args[4], args[4], behind, to_write=1)
         return context.get_dummy_value()
 
-    numbers = (types.intp,) * 4
+    numbers = (types.intp, types.intp)
     parameters = (weights, low_weights, groups, types.intp, *(types.int32,) * 4)
-    return types.void(array, lows, *numbers, *parameters), code
+    return types.void(array, lows, *numbers, results, *numbers, *parameters), code

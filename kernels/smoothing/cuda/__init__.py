@@ -260,7 +260,7 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType(
         ),
         "words_apart": Variant(
             summary="the same by `words`, on a copy whose channels are apart",
-            entries=words.ENTRIES[:: fused.MAX_CHANNELS],
+            entries=words.APART_ENTRIES,
             run=partial(apart.run, words.run),
             applies=partial(apart.applies, words.applies),
             words=True,

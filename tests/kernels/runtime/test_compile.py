@@ -215,7 +215,7 @@ DEPENDENT = {
     "smoothing": (
         *(f"fused<float, 1, 1, BOX, {aligned}>" for aligned in ("true", "false")),
         *(f"wide<unsigned short, 3, 16, {aligned}>" for aligned in ("true", "false")),
-        *(f"words<3, 16, {aligned}>" for aligned in ("true", "false")),
+        *(f"words<3, 16, {rows}_ROWS>" for rows in ("ALIGNED", "MIXED")),
         *("tree<31>", "box_run_plane<7, 14>", "box_column_sums<3, 15, 16>"),
         *("decimate_plane<unsigned char, 4, 13>", "interpolate_plane<unsigned char, 4, 4, 4, 3>"),
     ),

@@ -21,6 +21,9 @@ pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("compiled_kernels")]
 
 ROWS = 67
 COLUMNS = {1: (1031, 1024), 2: (521, 512), 3: (347, 352), 4: (263, 256)}  # by channels: a prime, and whole vectors
+# Unaligned rows of an even number of samples, in arrays that start at an aligned address or one sample after.
+EVEN_COLUMNS = {1: (1030, 1022), 2: (523, 519), 3: (346, 342), 4: (265, 261)}
+WORD_REACHES = ((8, 8), (12, 12), (24, 17), (20, 30))
 SIZES = ((2, 2), (3, 3), (5, 5), (7, 7), (9, 9), (8, 9), (31, 30), (64, 127), (255, 5), (5, 255))
 SQUARES = (11, 15, 21, 25, 31, 51, 63, 67, 90, 101, 119, 127)  # of floats: kernels are compiled for some sizes
 REACHES = (*((reach, reach) for reach in range(1, 9)), (12, 12), (3, 12), (24, 17), (20, 30), (30, 2), (2, 8), (40, 33))
@@ -104,6 +107,11 @@ def _listed() -> Iterator[tuple[Case, bool]]:
                 keeps = aligned and mode // 6 % 6 == 5  # "valid" leaves rows that are not
                 usual = aligned == mode % 2
                 yield case(dtype, mode - 6 if keeps else mode, shape=shape, axes=(0, 1), **what), usual
+    for channels, reaches in product(EVEN_COLUMNS, WORD_REACHES):
+        sigmas = tuple(reach / 4 for reach in reaches)
+        for columns in EVEN_COLUMNS[channels]:
+            shape = (ROWS, columns, channels)[: 2 + (channels > 1)]
+            yield case("uint16", next(number) % 5, shape=shape, axes=(0, 1), sigmas=sigmas), False
     for dtype, channels in product(DTYPES, COLUMNS):  # windows that fit the largest blocks only
         yield case(dtype, next(number), shape=(9, 61, channels), axes=(0, 1), sizes=(3, 10_500 // channels)), True
     for dtype, what in product(DTYPES, VOLUMES):
@@ -180,6 +188,9 @@ def _on_device(cupy: Any, place: int, values: Any) -> Any:
     whole = values.shape[1] in {aligned for _, aligned in COLUMNS.values()}
     row_bytes = values.nbytes // values.shape[0]
     offset = 0 if whole else max(row_bytes % 16 == 0, place // 4 % 2)
+    for even in EVEN_COLUMNS.values():
+        if values.shape[1] in even:
+            offset = even.index(values.shape[1])
     copy = cupy.empty(offset + values.size, values.dtype)[offset:].reshape(values.shape)
     copy[...] = cupy.asarray(values)
     return copy

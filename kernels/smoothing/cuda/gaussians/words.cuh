@@ -46,8 +46,13 @@ struct WordsFilter {
     unsigned middle;  // 2^15 in both halves if samples are signed, which makes them unsigned
 };
 
-template <int CHANNELS, int RADIUS, bool ALIGNED>
+// Where rows begin: at multiples of 16 bytes, at those of 4, within words, or every other one within words.
+enum WordsRows { ALIGNED_ROWS, EVEN_ROWS, ODD_ROWS, MIXED_ROWS };
+
+template <int CHANNELS, int RADIUS, int ROWS>
 struct Words {
+    static constexpr bool ALIGNED = ROWS == ALIGNED_ROWS;
+    static constexpr int REACH = RADIUS;
     static constexpr int SEEN = (16 + 2 * RADIUS) / 16;  // blocks of 16 positions that 16 neighbouring windows see
     static constexpr bool FAR = SEEN > 3;
     // Blocks on a multiprocessor, as registers and shared memory allow.
@@ -58,7 +63,9 @@ struct Words {
     // Rows two apart start 8 banks apart; rows of results so that eight lanes use different banks.
     static constexpr int PITCH = (2 * VECTORS | 1) * 16;
     static constexpr int OUT_ROW = 2 * CHANNELS;  // vectors of 16 positions, which are written at once
-    static constexpr int RESULT_PITCH = (OUT_ROW + (CHANNELS == 4 ? 4 : CHANNELS == 2 ? 2 : 1)) * 16;
+    static constexpr int CARRIED = ALIGNED ? 0 : SECTOR_BYTES;  // in front of them: what filled no sector before
+    static constexpr int APART = !ALIGNED ? 3 : CHANNELS == 4 ? 4 : CHANNELS == 2 ? 2 : 1;
+    static constexpr int RESULT_PITCH = (OUT_ROW + APART) * 16;
     static constexpr int RESULTS = 16 * RESULT_PITCH;
     static constexpr int SHARED_BYTES = SEEN_ROWS * (PITCH + 4) + WORDS_WARPS * RESULTS;
 };
@@ -111,6 +118,7 @@ __device__ inline int samples_past(const Sample* at) {
 template <typename Shape, int CHANNELS, bool ALIGNED>
 struct WordsInput {
     static constexpr int AT_ONCE = WORDS_THREADS / Shape::VECTORS;
+    static constexpr int SPAN = Shape::REACH + (ALIGNED ? 0 : 16);  // positions at an end of rows, of which not all vectors are whole
     unsigned char* samples;
     const unsigned short* plane;
     const int* rows;  // of the plane; -1: beyond the edge
@@ -161,26 +169,48 @@ struct WordsInput {
 #pragma unroll 1
         for (int i = threadIdx.x; i < Shape::SEEN_ROWS * Shape::VECTORS; i += WORDS_THREADS) {
             const int row = i / Shape::VECTORS, at = i % Shape::VECTORS * 8, line = rows[row];
-            const int shift = ALIGNED ? 0 : samples_past(start_of(first + row, x)), sample = x * CHANNELS + at - shift;
-            unsigned char* vector = samples + row * Shape::PITCH + slot + 2 * at;
-            if (line < 0) *reinterpret_cast<uint4*>(vector) = make_uint4(fill, fill, fill, fill);
-            else if ((ALIGNED || line == first + row) && sample >= 0 && sample + 8 <= picture.row_samples)
-                copy_16_bytes(vector, start_of(line, 0) + sample);
-            else
+            const int sample = x * CHANNELS + at - shift_of(row, x);
+            uint4* vector = reinterpret_cast<uint4*>(samples + row * Shape::PITCH + slot + 2 * at);
+            if (line < 0) *vector = make_uint4(fill, fill, fill, fill);
+            else if (!whole(row, sample)) continue;
+            else if (ALIGNED || line == first + row) copy_16_bytes(vector, start_of(line, 0) + sample);
+            else *vector = load_anywhere(start_of(line, 0) + sample);
+        }
 #pragma unroll 1
-                for (int k = max(shift - at, 0); k < 8; ++k) {
-                    const int place = at - shift + k, ahead = x + place / CHANNELS;
-                    if (ahead >= picture.columns + Shape::CHUNK) break;  // no window sees farther out
-                    const int position = border_index(ahead, picture.columns, picture.mode_x);
-                    reinterpret_cast<unsigned short*>(vector)[k] = static_cast<unsigned short>(
-                        position < 0 ? picture.fill : start_of(line, position)[place % CHANNELS]);
-                }
+        for (int end = 0; end < 2; ++end)
+            fetch_positions(x, slot, end == 0 ? -Shape::REACH : picture.columns + Shape::REACH - SPAN);
+    }
+
+    __device__ int shift_of(int row, int x) const { return ALIGNED ? 0 : samples_past(start_of(first + row, x)); }
+
+    // Whether a vector that begins at `sample` of a row is copied as such.
+    __device__ bool whole(int row, int sample) const {
+        const int beside = ALIGNED || rows[row] == first + row ? 0 : 8;  // samples that are read with it
+        return sample >= beside && sample + 8 + beside <= picture.row_samples;
+    }
+
+    // SPAN positions from `begin` on, of vectors that are not: each thread copies one of every AT_ONCE rows.
+    __device__ void fetch_positions(int x, int slot, int begin) const {
+        constexpr int AT_ONCE = WORDS_THREADS / SPAN;
+        const int position = begin + static_cast<int>(threadIdx.x % SPAN), at = (position - x) * CHANNELS;
+        if (at < 0 || at >= Shape::CHUNK * CHANNELS || threadIdx.x >= AT_ONCE * SPAN) return;
+        const int from = border_index(position, picture.columns, picture.mode_x);
+#pragma unroll 4
+        for (int row = threadIdx.x / SPAN; row < Shape::SEEN_ROWS; row += AT_ONCE) {
+            const int line = rows[row], shift = shift_of(row, x);
+            unsigned short* to = reinterpret_cast<unsigned short*>(samples + row * Shape::PITCH + slot) + at + shift;
+            const unsigned short* source = start_of(max(line, 0), max(from, 0));
+#pragma unroll
+            for (int c = 0; c < CHANNELS; ++c) {
+                const int vector = (at + c + shift) / 8 * 8 - shift + x * CHANNELS;
+                const unsigned short sample = from < 0 ? picture.fill : __ldg(source + c);
+                if (line >= 0 && !whole(row, vector)) to[c] = sample;
+            }
         }
     }
 };
 
-// How a warp writes its 16 rows of 16 positions: each lane writes one vector of every AT_ONCE rows. Rows of results begin as
-// far behind a multiple of 16 bytes as in memory. The end of a row that fills no vector waits for the next positions.
+// How a warp writes its 16 rows of 16 positions: each lane writes one vector of every AT_ONCE rows.
 template <typename Shape, int CHANNELS, bool ALIGNED>
 struct WordsOutput {
     static constexpr int AT_ONCE = 32 / Shape::OUT_ROW;  // rows
@@ -199,45 +229,82 @@ struct WordsOutput {
     }
 
     // Writes at most `positions` from position `x` on, which may be the block's first.
-    __device__ void store(int x, int positions, bool first) const {
-        if (rows < 16 || positions < 16 + !ALIGNED || (!ALIGNED && first))
-            store_ends(x, min(positions, 16), first, positions <= 16);
-        else if (from >= 0) {
-            unsigned short* line = to + x * CHANNELS;
-            constexpr int LAST = 16 % AT_ONCE * Shape::RESULT_PITCH;  // only rows before this have one more to do
+    __device__ void store(int x, int positions, bool) const {
+        if (rows < 16 || positions < 16) return store_ends(x, min(positions, 16));
+        if (from < 0) return;
+        unsigned short* line = to + x * CHANNELS;
+        constexpr int LAST = 16 % AT_ONCE * Shape::RESULT_PITCH;  // only rows before this have one more to do
 #pragma unroll
-            for (int i = 0; i < 16; i += AT_ONCE, line += AT_ONCE * stride)
-                if (i + AT_ONCE <= 16 || from < LAST)
-                    store_16_bytes(ALIGNED ? line : aligned_below(line),
-                                   *reinterpret_cast<const uint4*>(results + from + i * Shape::RESULT_PITCH));
-        }
-        if (ALIGNED) return;
-        __syncwarp();
-        uint4* row = reinterpret_cast<uint4*>(results + threadIdx.x % 16 * Shape::RESULT_PITCH);
-        if (threadIdx.x % 32 < 16) row[0] = row[Shape::OUT_ROW];
+        for (int i = 0; i < 16; i += AT_ONCE, line += AT_ONCE * stride)
+            if (i + AT_ONCE <= 16 || from < LAST)
+                store_16_bytes(line, *reinterpret_cast<const uint4*>(results + from + i * Shape::RESULT_PITCH));
     }
 
-    // The same at the ends of rows, sample by sample where vectors are not whole.
-    __device__ void store_ends(int x, int positions, bool first, bool last) const {
+    // The same at the ends of rows, whose samples fill whole vectors.
+    __device__ void store_ends(int x, int positions) const {
 #pragma unroll 1
-        for (int i = threadIdx.x % 32; i < 16 * (Shape::OUT_ROW + 1); i += 32) {
-            const int row = i / (Shape::OUT_ROW + 1), at = i % (Shape::OUT_ROW + 1) * 8;
-            if (row >= rows) break;
-            unsigned short* line = out + row * stride + x * CHANNELS;
-            const int past = ALIGNED ? 0 : samples_past(line);
-            const int begin = first ? past : 0, end = last ? past + positions * CHANNELS : Shape::OUT_ROW * 8;
-            const unsigned short* source = reinterpret_cast<const unsigned short*>(results + row * Shape::RESULT_PITCH) + at;
-#pragma unroll 1
-            for (int k = max(begin - at, 0); k < min(end - at, 8); ++k) line[at - past + k] = source[k];
+        for (int i = threadIdx.x % 32; i < 16 * Shape::OUT_ROW; i += 32) {
+            const int row = i / Shape::OUT_ROW, at = i % Shape::OUT_ROW * 8;
+            if (row < rows && at < positions * CHANNELS)
+                store_16_bytes(out + row * stride + x * CHANNELS + at,
+                               *reinterpret_cast<const uint4*>(results + row * Shape::RESULT_PITCH + 2 * at));
         }
     }
 };
 
-template <int CHANNELS, int RADIUS, bool ALIGNED>
-__global__ void __launch_bounds__(WORDS_THREADS, Words<CHANNELS, RADIUS, ALIGNED>::BLOCKS)
+// The same for unaligned rows, which are shifted when they are written, in whole sectors: each lane writes one half of all
+// sectors of a row. What fills none waits in front of the next positions.
+template <typename Shape, int CHANNELS>
+struct WordsOutput<Shape, CHANNELS, false> {
+    unsigned char* result;  // the lane's row, from its half of the first sector on
+    int rows;               // to write
+    unsigned short* to;     // and in memory, at position 0
+
+    __device__ WordsOutput(unsigned char* results, unsigned short* out, int rows, long long stride) : rows(rows) {
+        const int row = threadIdx.x % 16, half = threadIdx.x % 32 / 16;
+        result = results + opaque(row * Shape::RESULT_PITCH + Shape::CARRIED + 16 * half);
+        to = reinterpret_cast<unsigned short*>(opaque(reinterpret_cast<unsigned long long>(out + row * stride)));
+        if (row >= rows) this->rows = 0;
+    }
+
+    __device__ void store(int x, int positions, bool first) const {
+        unsigned short* line = to + x * CHANNELS;
+        const unsigned long long place = reinterpret_cast<unsigned long long>(line);
+        const int past = static_cast<int>(place) % SECTOR_BYTES, half = threadIdx.x & 16;
+        const unsigned char* source = result - (past + 2) / 4 * 4;
+        unsigned char* target = reinterpret_cast<unsigned char*>(place / SECTOR_BYTES * SECTOR_BYTES | half);
+        if (positions <= 16 || first) store_ends(line, past / 2, half / 2, min(positions, 16) * CHANNELS, first, positions <= 16);
+        else if (rows > 0) {
+#pragma unroll
+            for (int i = 0; i < CHANNELS; ++i) {
+                const unsigned* words = reinterpret_cast<const unsigned*>(source + SECTOR_BYTES * i);
+                unsigned word[4];
+#pragma unroll
+                for (int k = 0; k < 4; ++k) word[k] = __funnelshift_r(words[k], words[k + 1], 8 * past);
+                store_16_bytes(target + SECTOR_BYTES * i, make_uint4(word[0], word[1], word[2], word[3]));
+            }
+        }
+        __syncwarp();
+        uint4* carried = reinterpret_cast<uint4*>(result - Shape::CARRIED);
+        *carried = carried[Shape::OUT_ROW];
+    }
+
+    // The same where a block begins or ends, sample by sample.
+    __device__ void store_ends(unsigned short* line, int past, int half, int samples, bool first, bool last) const {
+        const unsigned short* from = reinterpret_cast<const unsigned short*>(result) - half;
+        const int begin = first ? 0 : -past, end = last ? samples : Shape::OUT_ROW * 8 - past;
+#pragma unroll 4
+        for (int i = begin + half / 8; i < end; i += 2)
+            if (rows > 0) line[i] = from[i];
+    }
+};
+
+template <int CHANNELS, int RADIUS, int ROWS>
+__global__ void __launch_bounds__(WORDS_THREADS, Words<CHANNELS, RADIUS, ROWS>::BLOCKS)
 words(const unsigned short* __restrict__ in, unsigned short* __restrict__ out, Picture picture,
       const __grid_constant__ WordsFilter filter, BlockPartition tiles) {
-    typedef Words<CHANNELS, RADIUS, ALIGNED> Shape;
+    typedef Words<CHANNELS, RADIUS, ROWS> Shape;
+    constexpr bool ALIGNED = Shape::ALIGNED;
     constexpr int SEEN = Shape::SEEN, CHUNK = Shape::CHUNK;
     extern __shared__ __align__(16) unsigned char shared[];
     unsigned char* samples = shared;
@@ -254,49 +321,48 @@ words(const unsigned short* __restrict__ in, unsigned short* __restrict__ out, P
     for (int i = threadIdx.x; i < Shape::SEEN_ROWS; i += WORDS_THREADS)
         rows[i] = border_index(first + i, picture.rows, picture.mode_y);
 
-    // Lanes read different weights, which constant memory would serve one by one.
-    WordsFilter& weights = *reinterpret_cast<WordsFilter*>(samples);
-    for (int i = threadIdx.x; i < sizeof(WordsFilter) / 4; i += WORDS_THREADS)
-        reinterpret_cast<unsigned*>(&weights)[i] = reinterpret_cast<const unsigned*>(&filter)[i];
+    // Bytes of the weights of all distances that a factor may have, 0 past RADIUS; here since lanes read different ones.
+    constexpr int BAND = 2 * RADIUS + 40;
+    for (int i = threadIdx.x; i < 6 * BAND; i += WORDS_THREADS) {
+        const int distance = abs(i % BAND - RADIUS - 15);
+        const unsigned char* half = reinterpret_cast<const unsigned char*>(&filter) + i / BAND * (WORDS_REACH + 1);
+        all_results[i] = distance <= RADIUS ? half[distance] : 0;
+    }
     __syncthreads();
-
-    // Left factors, down: the weights of the two bytes of rows k and k + 1 for result m, for the three sums of each result.
-    // Right factors, across: of four positions for result n; results are ordered so that a lane gets four neighbours.
-    const auto weight = [](const signed char* half, int distance) {
-        return abs(distance) <= RADIUS ? static_cast<unsigned>(half[abs(distance)]) & 0xFFu : 0u;
+    const auto four = [&](int limb, int distance) {  // bytes from this distance on
+        const int at = limb * BAND + distance + RADIUS + 15;
+        const unsigned* words = reinterpret_cast<const unsigned*>(all_results) + at / 4;
+        return __funnelshift_r(words[0], words[1], at % 4 * 8);
     };
+
+    // Left factors, down: the weights of the two bytes of rows k and k + 1 for result m, or of the high bytes of four rows.
+    // Right factors, across: of four positions for result n; results are ordered so that a lane gets four neighbours. They are
+    // the same for all warps, and each computes a quarter of them: [word / 4][lane][word % 4], 16 words of each block.
+#pragma unroll 1
+    for (int word = warp; word < 16 * SEEN; word += WORDS_WARPS) {
+        const int kind = word % 16, ahead = word / 16 * 16 + 2 * place - group - RADIUS;
+        unsigned factor;
+        if (kind < 8) {
+            const int row = ahead + kind / 2 % 2 * 8 - kind % 2 * 8;
+            factor = __byte_perm(four(kind / 4, row), four(kind / 4 + 1, row), 0x5140);
+        } else if (kind < 10) {
+            const int row = ahead - (kind - 8) * 8;
+            factor = __byte_perm(four(0, row), four(0, row + 8), 0x5410);
+        } else {
+            factor = four(kind / 2 - 2, ahead + 2 * place + group - (group / 2 * 4 + kind % 2 * 2 + group % 2));
+        }
+        reinterpret_cast<unsigned*>(samples)[(word / 4 * 32 + lane) * 4 + word % 4] = factor;
+    }
+    __syncthreads();
     unsigned top[SEEN][2], down[SEEN][2][4], across[3][2][SEEN];
 #pragma unroll
     for (int block = 0; block < SEEN; ++block) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const int ahead = 16 * block + 2 * place + i / 2 * 8 - (group + i % 2 * 8) - RADIUS;
-            unsigned limb[3] = {};  // of both rows, in the high bytes of halves
-#pragma unroll
-            for (int row = 0; row < 2; ++row) {
-                limb[0] |= weight(weights.y.top, ahead + row) << (16 * row + 8);
-                limb[1] |= weight(weights.y.middle, ahead + row) << (16 * row + 8);
-                limb[2] |= weight(weights.y.low, ahead + row) << (16 * row + 8);
-            }
-            down[block][0][i] = opaque(limb[1] | limb[0] >> 8);
-            down[block][1][i] = opaque(limb[2] | limb[1] >> 8);
-        }
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            const int position = 16 * block + 4 * place - (group / 2 * 4 + 2 * i + group % 2) - RADIUS;
-            const int ahead = 16 * block + 2 * place - (group + 8 * i) - RADIUS;
-            unsigned limb[3] = {}, alone = 0;
-#pragma unroll
-            for (int k = 0; k < 4; ++k) {
-                alone |= weight(weights.y.top, ahead + k % 2 + k / 2 * 8) << 8 * k;
-                limb[0] |= weight(weights.x.top, position + k) << 8 * k;
-                limb[1] |= weight(weights.x.middle, position + k) << 8 * k;
-                limb[2] |= weight(weights.x.low, position + k) << 8 * k;
-            }
-#pragma unroll
-            for (int k = 0; k < 3; ++k) across[k][i][block] = opaque(limb[k]);
-            top[block][i] = opaque(alone);
-        }
+        const uint4* words = reinterpret_cast<const uint4*>(samples) + 128 * block + lane;
+        const uint4 first = words[0], second = words[32], third = words[64], fourth = words[96];
+        down[block][0][0] = first.x, down[block][0][1] = first.y, down[block][0][2] = first.z, down[block][0][3] = first.w;
+        down[block][1][0] = second.x, down[block][1][1] = second.y, down[block][1][2] = second.z, down[block][1][3] = second.w;
+        top[block][0] = third.x, top[block][1] = third.y, across[0][0][block] = third.z, across[0][1][block] = third.w;
+        across[1][0][block] = fourth.x, across[1][1][block] = fourth.y, across[2][0][block] = fourth.z, across[2][1][block] = fourth.w;
     }
     grid_dependency_synchronize();
     __syncthreads();
@@ -305,19 +371,18 @@ words(const unsigned short* __restrict__ in, unsigned short* __restrict__ out, P
     unsigned short* warp_out = out + (area.plane * picture.out_rows + warp_y) * picture.out_row_samples;
     const WordsOutput<Shape, CHANNELS, ALIGNED> output(results, warp_out, picture.out_rows - warp_y, picture.out_row_samples);
 
-    // Where the lane's samples begin in a slot: rows 2 `place` and the next, of positions 2 `group` and the next. Of rows that
-    // are not aligned, the two have shifts of their own.
+    // Where the lane's samples begin in a slot: rows 2 `place` and the next, of positions 2 `group` and the next. The words of
+    // rows that begin within words are one more; of mixed rows, those are the second. `selector` makes pairs of rows, in order.
+    constexpr int MORE[2] = {ROWS == ODD_ROWS, ROWS == ODD_ROWS || ROWS == MIXED_ROWS};
     const int lane_row = 16 * warp + 2 * place, x_first = x_begin + picture.centre_x / CHANNELS - RADIUS - 16;
+    const bool swapped = ROWS == MIXED_ROWS && input.shift_of(lane_row, x_first) % 2;
+    unsigned selector[2] = {ROWS == ODD_ROWS ? 0x7632u : 0x5410u, ROWS == ODD_ROWS ? 0x5410u : 0x7632u};
+    if (ROWS == MIXED_ROWS) selector[0] = swapped ? 0x1076u : 0x7610u, selector[1] = swapped ? 0x3254u : 0x5432u;
     int from[2];
-    unsigned selector[2] = {0x3210u, 0x3210u};
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-        int shift = 0;
-        if (!ALIGNED) {
-            shift = samples_past(input.start_of(first + lane_row + i, x_first));
-            if (shift % 2) selector[i] = 0x5432u;
-        }
-        from[i] = opaque((lane_row + i) * Shape::PITCH + (2 * group * CHANNELS + shift / 2 * 2) * 2);
+        const int row = lane_row + (swapped ? 1 - i : i);
+        from[i] = opaque(row * Shape::PITCH + (2 * group * CHANNELS + input.shift_of(row, x_first) / 2 * 2) * 2);
     }
     const unsigned flip = filter.middle;
     const int bias_y = filter.bias_y, finer_y = filter.finer_y, bias_x = filter.bias_x, finer_x = filter.finer_x;
@@ -349,20 +414,16 @@ words(const unsigned short* __restrict__ in, unsigned short* __restrict__ out, P
 #pragma unroll
                 for (int row = 0; row < 2; ++row) {
                     const unsigned char* begin = samples + from[row] + at + (16 * block + 8 * half) * Shape::PITCH;
-                    const unsigned* source = reinterpret_cast<const unsigned*>(begin);
 #pragma unroll
-                    for (int i = 0; i < CHANNELS + !ALIGNED; ++i) words[row][i] = source[i];
-                    if (!ALIGNED)
-#pragma unroll
-                        for (int i = 0; i < CHANNELS; ++i)
-                            words[row][i] = __byte_perm(words[row][i], words[row][i + 1], selector[row]);
+                    for (int i = 0; i < CHANNELS + MORE[row]; ++i)
+                        words[row][i] = reinterpret_cast<const unsigned*>(begin)[i];
                 }
 #pragma unroll
                 for (int i = 0; i < CHANNELS; ++i) {
-#pragma unroll
-                    for (int k = 2 * i; k < 2 * i + 2; ++k)
-                        columns[k / CHANNELS][k % CHANNELS][block][half] =
-                            __byte_perm(words[0][i], words[1][i], k % 2 ? 0x7632 : 0x5410);
+                    columns[2 * i / CHANNELS][2 * i % CHANNELS][block][half] =
+                        __byte_perm(words[0][i], words[1][i], selector[0]);
+                    columns[(2 * i + 1) / CHANNELS][(2 * i + 1) % CHANNELS][block][half] =
+                        __byte_perm(words[0][i + MORE[0]], words[1][i + MORE[1]], selector[1]);
                 }
             }
         if (flip != 0)
@@ -413,9 +474,7 @@ words(const unsigned short* __restrict__ in, unsigned short* __restrict__ out, P
             }
     };
 
-    const unsigned short* lane_out = warp_out + group * static_cast<long long>(picture.out_row_samples) + x_begin * CHANNELS;
-    const int past = ALIGNED ? 0 : samples_past(lane_out);
-    unsigned char* result = results + opaque(group * Shape::RESULT_PITCH + 8 * place * CHANNELS + 2 * past);
+    unsigned char* result = results + opaque(group * Shape::RESULT_PITCH + Shape::CARRIED + 8 * place * CHANNELS);
     // Sums 16 positions of all channels along their rows.
     const auto sum_across = [&] {
         int sum[CHANNELS][2][4] = {}, high[CHANNELS][2][4] = {};
@@ -447,37 +506,28 @@ words(const unsigned short* __restrict__ in, unsigned short* __restrict__ out, P
         for (int row = 0; row < 2; ++row) {
             const auto value = [&](int k) { return sum[k % CHANNELS][k / CHANNELS / 2][2 * row + k / CHANNELS % 2]; };
             unsigned char* to = result + 8 * row * Shape::RESULT_PITCH;
-            if constexpr (ALIGNED) {
 #pragma unroll
-                for (int i = 0; i < CHANNELS; ++i) {
-                    unsigned word[2];
+            for (int i = 0; i < CHANNELS; ++i) {
+                unsigned word[2];
 #pragma unroll
-                    for (int k = 0; k < 2; ++k)
-                        word[k] = __byte_perm(value(4 * i + 2 * k), value(4 * i + 2 * k + 1), 0x7632) ^ (Shape::FAR ? flip : 0);
-                    reinterpret_cast<uint2*>(to)[i] = make_uint2(word[0], word[1]);
-                }
-            } else {
-#pragma unroll
-                for (int k = 0; k < 4 * CHANNELS; ++k)
-                    reinterpret_cast<unsigned short*>(to)[k] =
-                        static_cast<unsigned short>(value(k) >> 16 ^ (Shape::FAR ? flip : 0));
+                for (int k = 0; k < 2; ++k)
+                    word[k] = __byte_perm(value(4 * i + 2 * k), value(4 * i + 2 * k + 1), 0x7632) ^ (Shape::FAR ? flip : 0);
+                reinterpret_cast<uint2*>(to)[i] = make_uint2(word[0], word[1]);
             }
         }
     };
 
-    // The first turn only sums the blocks that the first windows see.
-    input.fetch(x_first, 0);
-    int slot = 0;
+    // The first turn only fetches, the second only sums the blocks that the first windows see.
+    int slot = Shape::SLOT;
 #pragma unroll 1
-    for (int x = x_begin - CHUNK; x < x_end; x += CHUNK) {
+    for (int x = x_begin - 2 * CHUNK; x < x_end; x += CHUNK) {
         wait_for_copies();
         __syncthreads();  // this turn's chunk is visible, and the last turn's has been read
         if (x + CHUNK < x_end) input.fetch(x + 2 * CHUNK + x_first - x_begin, Shape::SLOT - slot);
-        const bool sums = x >= x_begin;
 #pragma unroll 1
-        for (int phase = sums ? 0 : 1; phase < SEEN; ++phase) {
+        for (int phase = x >= x_begin ? 0 : x == x_begin - CHUNK ? 1 : SEEN; phase < SEEN; ++phase) {
             sum_down(slot + 32 * phase * CHANNELS);
-            if (!sums) continue;
+            if (x < x_begin) continue;
             sum_across();
             __syncwarp();
             if (x + 16 * phase < x_end) output.store(x + 16 * phase, x_end - x - 16 * phase, x + phase == x_begin);

@@ -12,23 +12,29 @@ from kernels.runtime.launch import blocks_a_multiprocessor, kernel, multiprocess
 from kernels.smoothing import words
 from kernels.smoothing.cuda import passes, tuning
 from kernels.smoothing.cuda.block_partition import PieceCost, partition
-from kernels.smoothing.cuda.fused import MAX_BLOCKS, MAX_CHANNELS, MAX_LENGTH, View, picture_of, view_of
+from kernels.smoothing.cuda.fused import MAX_BLOCKS, MAX_CHANNELS, MAX_LENGTH, Picture, View, picture_of, view_of
 from kernels.smoothing.window import Window
 
 REACH = 32
 WARPS = 4
 
 
-def _entry(channels: int, radius: int, aligned: bool) -> str:
-    return f"words<{channels}, {radius}, {str(aligned).lower()}>"
+ROWS = ("ALIGNED_ROWS", "EVEN_ROWS", "ODD_ROWS", "MIXED_ROWS")  # enum WordsRows of words.cuh
+
+
+def _entry(channels: int, radius: int, rows: str) -> str:
+    return f"words<{channels}, {radius}, {rows}>"
 
 
 ENTRIES = tuple(
-    _entry(channels, radius, aligned)
-    for aligned in (True, False)
+    _entry(channels, radius, rows)
+    for rows in ROWS
     for radius in words.RADII
     for channels in range(1, MAX_CHANNELS + 1)
+    if channels % 2 or rows != "MIXED_ROWS"  # rows of an odd number of samples
 )
+# On copies whose channels are apart, which begin at aligned addresses.
+APART_ENTRIES = tuple(entry for entry in ENTRIES if entry.startswith("words<1,") and "ODD" not in entry)
 GATHER_ENTRIES = ("words_down<unsigned short>", "words_across")
 
 
@@ -83,7 +89,7 @@ def run(image: Any, windows: Sequence[Window], cval: float, out: Any, stream: An
     cost = PieceCost(unit=strip.chunk, begin=tuning.WORDS_START_CHUNKS * strip.chunk, tail=tuning.WORDS_TAIL)
     tiles = partition(picture.out_row_samples // view.channels, view.planes * picture.bands, resident, cost)
     picture.tiles = tiles.pieces
-    kernel("smoothing", _entry(view.channels, radius, picture.aligned)).launch(
+    kernel("smoothing", _entry(view.channels, radius, _rows(image, picture))).launch(
         (view.planes * picture.bands * picture.tiles,),
         (strip.threads,),
         (image, out, picture, _filter(image.dtype, windows), tiles),
@@ -119,8 +125,16 @@ class _Strip:
         self.chunk = 16 + 2 * radius  # positions that it fetches at once
         self.blocks = 2 if radius > 16 else 5 - radius // 8 - (channels == 4)
         pitch = 16 * (self.chunk * channels // 8 + (not aligned)) * 2 + 16
-        result_pitch = 16 * {1: 3, 2: 6, 3: 7, 4: 12}[channels]
+        result_pitch = 16 * ({1: 3, 2: 6, 3: 7, 4: 12}[channels] if aligned else 2 * channels + 3)
         self.shared_bytes = (self.rows + self.chunk - 16) * (pitch + 4) + self.rows * result_pitch
+
+
+def _rows(image: Any, picture: Picture) -> str:
+    if picture.aligned:
+        return "ALIGNED_ROWS"
+    if picture.row_samples % 2:
+        return "MIXED_ROWS"
+    return "ODD_ROWS" if (image.data.ptr // 2 + picture.centre_x) % 2 else "EVEN_ROWS"
 
 
 def _radius(windows: Sequence[Window]) -> int:
