@@ -196,7 +196,7 @@ def _word_gaussian(windows: tuple[Window, ...], dtype: np.dtype[Any]) -> Method:
         tile=cpu_words.words_tile,
         precision=np.int32,
         scratch_rows=cpu_words.scratch_rows,
-        cache_samples=1 << 16,
+        cache_samples=3 << 15,
         parameters=lambda _sweep, _first, _last: parameters,
     )
 
