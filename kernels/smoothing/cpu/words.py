@@ -248,24 +248,26 @@ class Vectors:
     def add(self, kept: Any, value: Any) -> None:
         self.builder.store(self.builder.add(self.builder.load(kept), value), kept)
 
-    def end_group(self, kept: Any, whole: Any, last: Any) -> None:
+    def end_group(self, kept: Any, whole: Any) -> None:
         """Adds all but 8 bits of a group's sum to that of all groups; the next one starts at 2**31 and the rest."""
         found = self.builder.load(kept)
         self.add(whole, self.builder.lshr(found, self.constant(8)))
-        with self.builder.if_then(self.builder.not_(last)):
-            rest = self.builder.and_(found, self.constant(255))
-            self.builder.store(self.builder.or_(rest, self.constant(1 << 31)), kept)
+        rest = self.builder.and_(found, self.constant(255))
+        self.builder.store(self.builder.or_(rest, self.constant(1 << 31)), kept)
 
-    def pairs(self, words: Any, upper: int) -> Any:
-        """Pairs of the two bytes from byte `upper` of each word on, which are x, and the second of them."""
-        every = ir.VectorType(ir.IntType(8), 4 * self.words.count)
-        bytes_of = [
-            4 * i + each for i in range(self.words.count) for each in (upper, upper + 1, upper + 1, every.count)
+    def pairs(self, words: Any, first: int) -> Any:
+        """Pairs (x - 2**15, x >> 8) of the two bytes x from byte `first` of each word on."""
+        number = 4 * self.words.count
+        every = ir.VectorType(ir.IntType(8), number)
+        order = [
+            at for word in range(0, number, 4) for at in (word + first, word + first + 1, word + first + 1, number)
         ]
-        nothing = ir.Constant(every, [0] * every.count)
-        order = ir.Constant(ir.VectorType(ir.IntType(32), every.count), [min(each, every.count) for each in bytes_of])
-        found = self.builder.shuffle_vector(self.builder.bitcast(words, every), nothing, order)
-        return self.builder.xor(self.builder.bitcast(found, self.words), self.constant(MIDDLE))
+        shuffled = self.builder.shuffle_vector(
+            self.builder.bitcast(words, every),
+            ir.Constant(every, [0] * number),
+            ir.Constant(ir.VectorType(ir.IntType(32), number), order),
+        )
+        return self.builder.xor(self.builder.bitcast(shuffled, self.words), self.constant(MIDDLE))
 
 
 @generated
@@ -320,9 +322,8 @@ def _sum_down(
                 word = vectors.load(signature.args[0], args[0], builder.add(number(6, tap), args[2]))
                 vectors.add(sums[0], vectors.products(word, number(7, builder.add(tap, one))))
                 vectors.add(sums[1], vectors.products(word, number(7, tap)))
-            last = builder.icmp_signed("==", builder.add(group.index, one), args[9])
             for kept, whole in zip(sums, uppers, strict=True):
-                vectors.end_group(kept, whole, last)
+                vectors.end_group(kept, whole)
         for row, whole in enumerate(uppers):
             double = builder.lshr(builder.load(whole), vectors.every(args[12]))
             low = builder.trunc(builder.and_(double, vectors.constant(255)), vectors.halves)
@@ -375,7 +376,7 @@ def _sum_across(
         def weighted(value: Any, distance: Any) -> Any:
             return builder.mul(value, vectors.every(number(8, distance)))
 
-        centre, nothing = ir.Constant(args[2].type, 0), ir.Constant(vectors.halves, [0] * LANES)
+        centre = ir.Constant(args[2].type, 0)
         add_words(args[2], centre)
         kept = cgutils.alloca_once(builder, vectors.halves)
         builder.store(weighted(low(args[3]), centre), kept)
@@ -389,8 +390,8 @@ def _sum_across(
                 both = builder.add(*(low(move(args[3], away)) for move in (builder.sub, builder.add)))
                 builder.store(builder.add(builder.load(kept), weighted(both, distance)), kept)
             vectors.add(total, builder.shl(builder.zext(builder.load(kept), vectors.words), vectors.constant(1)))
-            builder.store(nothing, kept)
-            vectors.end_group(total, whole, builder.icmp_signed("==", builder.add(group.index, one), args[10]))
+            builder.store(ir.Constant(vectors.halves, [0] * LANES), kept)
+            vectors.end_group(total, whole)
         result = builder.xor(builder.lshr(builder.load(whole), vectors.every(args[13])), vectors.every(args[14]))
         vectors.store(builder.trunc(result, vectors.halves), signature.args[4], args[4], args[5])
         behind = builder.add(args[5], ir.Constant(args[5].type, 2 * LANES))
