@@ -64,7 +64,7 @@ struct Words {
     static constexpr int PITCH = (2 * VECTORS | 1) * 16;
     static constexpr int OUT_ROW = 2 * CHANNELS;  // vectors of 16 positions, which are written at once
     static constexpr int CARRIED = ALIGNED ? 0 : SECTOR_BYTES;  // in front of them: what filled no sector before
-    static constexpr int APART = !ALIGNED ? 3 : CHANNELS == 4 ? 4 : CHANNELS == 2 ? 2 : 1;
+    static constexpr int APART = ALIGNED ? 1 : 3;
     static constexpr int RESULT_PITCH = (OUT_ROW + APART) * 16;
     static constexpr int RESULTS = 16 * RESULT_PITCH;
     static constexpr int SHARED_BYTES = SEEN_ROWS * (PITCH + 4) + WORDS_WARPS * RESULTS;
@@ -101,24 +101,19 @@ MILLRACE_WORD_PRODUCTS(signed_by_bytes, "s8", "u8")
 MILLRACE_WORD_PRODUCTS(bytes_by_signed, "u8", "s8")
 #undef MILLRACE_WORD_PRODUCTS
 
-// The last address at or below `at` that is a multiple of 16 bytes, and the samples between the two.
+// The last address at or below `at` that is a multiple of 16 bytes.
 template <typename Sample>
 __device__ inline Sample* aligned_below(Sample* at) {
     return reinterpret_cast<Sample*>(reinterpret_cast<unsigned long long>(at) / 16 * 16);
 }
 
-template <typename Sample>
-__device__ inline int samples_past(const Sample* at) {
-    return static_cast<int>(reinterpret_cast<unsigned long long>(at) % 16 / sizeof(Sample));
-}
-
 // How a block fetches chunks: each thread copies one vector of every AT_ONCE rows. Rows that are not aligned are copied
 // from the vector on in which they begin, so rows 8 apart are shifted alike; those beyond an edge are shifted as a row
-// inside would be.
+// inside would be. Samples beyond the ends of rows are copied one by one, those of several rows at once.
 template <typename Shape, int CHANNELS, bool ALIGNED>
 struct WordsInput {
     static constexpr int AT_ONCE = WORDS_THREADS / Shape::VECTORS;
-    static constexpr int SPAN = Shape::REACH + (ALIGNED ? 0 : 16);  // positions at an end of rows, of which not all vectors are whole
+    static constexpr int SPAN = Shape::REACH + (ALIGNED ? 0 : 16);  // positions that may not be in whole vectors
     unsigned char* samples;
     const unsigned short* plane;
     const int* rows;  // of the plane; -1: beyond the edge
@@ -142,7 +137,8 @@ struct WordsInput {
     // The chunk whose first position is `x`, into a slot that begins at byte `slot` of each row.
     __device__ void fetch(int x, int slot) const {
         const int begin = x * CHANNELS, end = begin + Shape::CHUNK * CHANNELS;
-        if (!inside || begin < (ALIGNED ? 0 : 8) || end + (ALIGNED ? 0 : 8) > picture.row_samples) return fetch_vectors(x, slot);
+        constexpr int BESIDE = ALIGNED ? 0 : 8;  // samples that are copied beside it
+        if (!inside || begin < BESIDE || end + BESIDE > picture.row_samples) return fetch_vectors(x, slot);
         if (to < 0) return;
         const int row = threadIdx.x / Shape::VECTORS, at = threadIdx.x % Shape::VECTORS * 16;
         constexpr int LAST = Shape::SEEN_ROWS % AT_ONCE * Shape::PITCH;  // only rows before this have one more to do
@@ -166,22 +162,27 @@ struct WordsInput {
     // The same if part of it lies beyond an edge.
     __device__ void fetch_vectors(int x, int slot) const {
         const unsigned fill = picture.fill * 0x10001u;
+        const int first_row = threadIdx.x / Shape::VECTORS, at = threadIdx.x % Shape::VECTORS * 8;
+        if (to >= 0)
 #pragma unroll 1
-        for (int i = threadIdx.x; i < Shape::SEEN_ROWS * Shape::VECTORS; i += WORDS_THREADS) {
-            const int row = i / Shape::VECTORS, at = i % Shape::VECTORS * 8, line = rows[row];
-            const int sample = x * CHANNELS + at - shift_of(row, x);
-            uint4* vector = reinterpret_cast<uint4*>(samples + row * Shape::PITCH + slot + 2 * at);
-            if (line < 0) *vector = make_uint4(fill, fill, fill, fill);
-            else if (!whole(row, sample)) continue;
-            else if (ALIGNED || line == first + row) copy_16_bytes(vector, start_of(line, 0) + sample);
-            else *vector = load_anywhere(start_of(line, 0) + sample);
-        }
+            for (int row = first_row; row < Shape::SEEN_ROWS; row += AT_ONCE) {
+                const int line = rows[row], sample = x * CHANNELS + at - shift_of(row, x);
+                uint4* vector = reinterpret_cast<uint4*>(samples + to + slot + (row - first_row) * Shape::PITCH);
+                if (line < 0) *vector = make_uint4(fill, fill, fill, fill);
+                else if (!whole(row, sample)) continue;
+                else if (ALIGNED || line == first + row) copy_16_bytes<256>(vector, start_of(line, 0) + sample);
+                else *vector = load_anywhere(start_of(line, 0) + sample);
+            }
 #pragma unroll 1
         for (int end = 0; end < 2; ++end)
             fetch_positions(x, slot, end == 0 ? -Shape::REACH : picture.columns + Shape::REACH - SPAN);
     }
 
-    __device__ int shift_of(int row, int x) const { return ALIGNED ? 0 : samples_past(start_of(first + row, x)); }
+    // Samples by which a row is shifted in `samples`.
+    __device__ int shift_of(int row, int x) const {
+        const unsigned start = static_cast<unsigned>(reinterpret_cast<unsigned long long>(plane)) / 2;
+        return ALIGNED ? 0 : (start + static_cast<unsigned>(first + row) * picture.row_samples + x * CHANNELS) % 8;
+    }
 
     // Whether a vector that begins at `sample` of a row is copied as such.
     __device__ bool whole(int row, int sample) const {
@@ -189,7 +190,7 @@ struct WordsInput {
         return sample >= beside && sample + 8 + beside <= picture.row_samples;
     }
 
-    // SPAN positions from `begin` on, of vectors that are not: each thread copies one of every AT_ONCE rows.
+    // Of SPAN positions from `begin` on, the samples in vectors that are not: a thread copies a position of every AT_ONCE rows.
     __device__ void fetch_positions(int x, int slot, int begin) const {
         constexpr int AT_ONCE = WORDS_THREADS / SPAN;
         const int position = begin + static_cast<int>(threadIdx.x % SPAN), at = (position - x) * CHANNELS;
@@ -210,92 +211,59 @@ struct WordsInput {
     }
 };
 
-// How a warp writes its 16 rows of 16 positions: each lane writes one vector of every AT_ONCE rows.
+// How a warp writes its 16 rows of 16 positions: each lane writes one half of all sectors of a row. Unaligned rows are shifted
+// when they are written, in whole sectors of memory, and what fills none waits in front of the next positions.
 template <typename Shape, int CHANNELS, bool ALIGNED>
 struct WordsOutput {
-    static constexpr int AT_ONCE = 32 / Shape::OUT_ROW;  // rows
-    unsigned char* results;
-    unsigned short* out;  // the warp's first row
-    int rows;             // to write
-    long long stride;
-    int from;            // of the lane's vector in `results`; -1: this lane has none
-    unsigned short* to;  // and in memory, at position 0
+    unsigned char* result;  // the lane's row, from its half of the first sector on
+    unsigned short* line;   // the row in memory, at position 0
+    bool writes;            // whether the row exists
+    int half;               // bytes
 
-    __device__ WordsOutput(unsigned char* results, unsigned short* out, int rows, long long stride)
-        : results(results), out(out), rows(rows), stride(stride) {
-        const int row = threadIdx.x % 32 / Shape::OUT_ROW, at = threadIdx.x % 32 % Shape::OUT_ROW * 8;
-        from = opaque(row < AT_ONCE ? row * Shape::RESULT_PITCH + 2 * at : -1);
-        to = reinterpret_cast<unsigned short*>(opaque(reinterpret_cast<unsigned long long>(out + row * stride + at)));
+    __device__ WordsOutput(unsigned char* results, unsigned short* out, int rows, long long stride) {
+        const int row = threadIdx.x % 16;
+        half = threadIdx.x & 16;
+        result = results + opaque(row * Shape::RESULT_PITCH + Shape::CARRIED + half);
+        line = reinterpret_cast<unsigned short*>(opaque(reinterpret_cast<unsigned long long>(out + row * stride)));
+        writes = row < rows;
     }
 
     // Writes at most `positions` from position `x` on, which may be the block's first.
-    __device__ void store(int x, int positions, bool) const {
-        if (rows < 16 || positions < 16) return store_ends(x, min(positions, 16));
-        if (from < 0) return;
-        unsigned short* line = to + x * CHANNELS;
-        constexpr int LAST = 16 % AT_ONCE * Shape::RESULT_PITCH;  // only rows before this have one more to do
-#pragma unroll
-        for (int i = 0; i < 16; i += AT_ONCE, line += AT_ONCE * stride)
-            if (i + AT_ONCE <= 16 || from < LAST)
-                store_16_bytes(line, *reinterpret_cast<const uint4*>(results + from + i * Shape::RESULT_PITCH));
-    }
-
-    // The same at the ends of rows, whose samples fill whole vectors.
-    __device__ void store_ends(int x, int positions) const {
-#pragma unroll 1
-        for (int i = threadIdx.x % 32; i < 16 * Shape::OUT_ROW; i += 32) {
-            const int row = i / Shape::OUT_ROW, at = i % Shape::OUT_ROW * 8;
-            if (row < rows && at < positions * CHANNELS)
-                store_16_bytes(out + row * stride + x * CHANNELS + at,
-                               *reinterpret_cast<const uint4*>(results + row * Shape::RESULT_PITCH + 2 * at));
-        }
-    }
-};
-
-// The same for unaligned rows, which are shifted when they are written, in whole sectors: each lane writes one half of all
-// sectors of a row. What fills none waits in front of the next positions.
-template <typename Shape, int CHANNELS>
-struct WordsOutput<Shape, CHANNELS, false> {
-    unsigned char* result;  // the lane's row, from its half of the first sector on
-    int rows;               // to write
-    unsigned short* to;     // and in memory, at position 0
-
-    __device__ WordsOutput(unsigned char* results, unsigned short* out, int rows, long long stride) : rows(rows) {
-        const int row = threadIdx.x % 16, half = threadIdx.x % 32 / 16;
-        result = results + opaque(row * Shape::RESULT_PITCH + Shape::CARRIED + 16 * half);
-        to = reinterpret_cast<unsigned short*>(opaque(reinterpret_cast<unsigned long long>(out + row * stride)));
-        if (row >= rows) this->rows = 0;
-    }
-
     __device__ void store(int x, int positions, bool first) const {
-        unsigned short* line = to + x * CHANNELS;
-        const unsigned long long place = reinterpret_cast<unsigned long long>(line);
-        const int past = static_cast<int>(place) % SECTOR_BYTES, half = threadIdx.x & 16;
-        const unsigned char* source = result - (past + 2) / 4 * 4;
-        unsigned char* target = reinterpret_cast<unsigned char*>(place / SECTOR_BYTES * SECTOR_BYTES | half);
-        if (positions <= 16 || first) store_ends(line, past / 2, half / 2, min(positions, 16) * CHANNELS, first, positions <= 16);
-        else if (rows > 0) {
+        unsigned short* begin = line + x * CHANNELS;
+        const unsigned past = ALIGNED ? 0 : reinterpret_cast<unsigned long long>(begin) % SECTOR_BYTES;
+        if (positions < 16 + !ALIGNED || (!ALIGNED && first)) {
+            const int end = positions > 16 ? Shape::OUT_ROW * 8 - static_cast<int>(past / 2) : positions * CHANNELS;
+            store_ends(begin, first ? 0 : -static_cast<int>(past / 2), end);
+        } else if (writes) {
+            const unsigned char* source = result - (past + 2) / 4 * 4;
+            unsigned char* target = reinterpret_cast<unsigned char*>(begin) - past + half;
 #pragma unroll
-            for (int i = 0; i < CHANNELS; ++i) {
-                const unsigned* words = reinterpret_cast<const unsigned*>(source + SECTOR_BYTES * i);
-                unsigned word[4];
-#pragma unroll
-                for (int k = 0; k < 4; ++k) word[k] = __funnelshift_r(words[k], words[k + 1], 8 * past);
-                store_16_bytes(target + SECTOR_BYTES * i, make_uint4(word[0], word[1], word[2], word[3]));
-            }
+            for (int i = 0; i < CHANNELS; ++i)
+                store_16_bytes(target + SECTOR_BYTES * i, sixteen_bytes(source + SECTOR_BYTES * i, past * 8));
         }
+        if (ALIGNED) return;
         __syncwarp();
         uint4* carried = reinterpret_cast<uint4*>(result - Shape::CARRIED);
         *carried = carried[Shape::OUT_ROW];
     }
 
-    // The same where a block begins or ends, sample by sample.
-    __device__ void store_ends(unsigned short* line, int past, int half, int samples, bool first, bool last) const {
-        const unsigned short* from = reinterpret_cast<const unsigned short*>(result) - half;
-        const int begin = first ? 0 : -past, end = last ? samples : Shape::OUT_ROW * 8 - past;
+    // From `bits` % 32 past `source` on.
+    __device__ static uint4 sixteen_bytes(const unsigned char* source, unsigned bits) {
+        if constexpr (ALIGNED) return *reinterpret_cast<const uint4*>(source);
+        const unsigned* words = reinterpret_cast<const unsigned*>(source);
+        unsigned word[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) word[i] = __funnelshift_r(words[i], words[i + 1], bits);
+        return make_uint4(word[0], word[1], word[2], word[3]);
+    }
+
+    // Samples `first` … `last` of the row, one by one.
+    __device__ void store_ends(unsigned short* to, int first, int last) const {
+        const unsigned short* from = reinterpret_cast<const unsigned short*>(result - half);
 #pragma unroll 4
-        for (int i = begin + half / 8; i < end; i += 2)
-            if (rows > 0) line[i] = from[i];
+        for (int i = first + half / 16; i < last; i += 2)
+            if (writes) to[i] = from[i];
     }
 };
 
