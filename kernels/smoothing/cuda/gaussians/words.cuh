@@ -29,8 +29,8 @@
 // bytes, of which products of half the depth take as long), for reaches of 8, 16, 24 and 32:
 //   bytes         4 N                                                     192 us
 //   products      N times 352, 576, 704 and 928 multiply-adds             116 us, 190 us, 232 us, 305 us
-//   instructions  117 M and 147 M of warps (ncu, reaches of 8 and 16)    125 us, 157 us
-// Measured for reaches of 8, 16 and 24: 301, 404 and 558 us.
+//   instructions  127 M and 143 M of warps (ncu, reaches of 8 and 16)    135 us, 152 us
+// Measured for reaches of 8, 16 and 24: 289, 380 and 499 us; unaligned rows (8191 x 8192) 379, 468 and 618.
 // Source: our own; the banded products are those of `tensor`.
 
 constexpr int WORDS_WARPS = 4, WORDS_THREADS = 32 * WORDS_WARPS, WORDS_ROWS = 16 * WORDS_WARPS;
@@ -46,7 +46,7 @@ struct WordsFilter {
     unsigned middle;  // 2^15 in both halves if samples are signed, which makes them unsigned
 };
 
-// Where rows begin: at multiples of 16 bytes, at those of 4, within words, or every other one within words.
+// Where rows begin: at multiples of 16 bytes, at words, in the middle of words, or every other one in the middle.
 enum WordsRows { ALIGNED_ROWS, EVEN_ROWS, ODD_ROWS, MIXED_ROWS };
 
 template <int CHANNELS, int RADIUS, int ROWS>
@@ -64,7 +64,7 @@ struct Words {
     static constexpr int PITCH = (2 * VECTORS | 1) * 16;
     static constexpr int OUT_ROW = 2 * CHANNELS;  // vectors of 16 positions, which are written at once
     static constexpr int CARRIED = ALIGNED ? 0 : SECTOR_BYTES;  // in front of them: what filled no sector before
-    static constexpr int APART = ALIGNED ? 1 : 3;
+    static constexpr int APART = !ALIGNED ? 3 : CHANNELS == 4 ? 4 : CHANNELS == 2 ? 2 : 1;
     static constexpr int RESULT_PITCH = (OUT_ROW + APART) * 16;
     static constexpr int RESULTS = 16 * RESULT_PITCH;
     static constexpr int SHARED_BYTES = SEEN_ROWS * (PITCH + 4) + WORDS_WARPS * RESULTS;
@@ -211,10 +211,52 @@ struct WordsInput {
     }
 };
 
-// How a warp writes its 16 rows of 16 positions: each lane writes one half of all sectors of a row. Unaligned rows are shifted
-// when they are written, in whole sectors of memory, and what fills none waits in front of the next positions.
+// How a warp writes its 16 rows of 16 positions: each lane writes one vector of every AT_ONCE rows.
 template <typename Shape, int CHANNELS, bool ALIGNED>
 struct WordsOutput {
+    static constexpr int AT_ONCE = 32 / Shape::OUT_ROW;  // rows
+    unsigned char* results;
+    unsigned short* out;  // the warp's first row
+    int rows;             // to write
+    long long stride;
+    int from;            // of the lane's vector in `results`; -1: this lane has none
+    unsigned short* to;  // and in memory, at position 0
+
+    __device__ WordsOutput(unsigned char* results, unsigned short* out, int rows, long long stride)
+        : results(results), out(out), rows(rows), stride(stride) {
+        const int row = threadIdx.x % 32 / Shape::OUT_ROW, at = threadIdx.x % 32 % Shape::OUT_ROW * 8;
+        from = opaque(row < AT_ONCE ? row * Shape::RESULT_PITCH + 2 * at : -1);
+        to = reinterpret_cast<unsigned short*>(opaque(reinterpret_cast<unsigned long long>(out + row * stride + at)));
+    }
+
+    // Writes at most `positions` from position `x` on, which may be the block's first.
+    __device__ void store(int x, int positions, bool) const {
+        if (rows < 16 || positions < 16) return store_ends(x, min(positions, 16));
+        if (from < 0) return;
+        unsigned short* line = to + x * CHANNELS;
+        constexpr int LAST = 16 % AT_ONCE * Shape::RESULT_PITCH;  // only rows before this have one more to do
+#pragma unroll
+        for (int i = 0; i < 16; i += AT_ONCE, line += AT_ONCE * stride)
+            if (i + AT_ONCE <= 16 || from < LAST)
+                store_16_bytes(line, *reinterpret_cast<const uint4*>(results + from + i * Shape::RESULT_PITCH));
+    }
+
+    // The same at the ends of rows, whose samples fill whole vectors.
+    __device__ void store_ends(int x, int positions) const {
+#pragma unroll 1
+        for (int i = threadIdx.x % 32; i < 16 * Shape::OUT_ROW; i += 32) {
+            const int row = i / Shape::OUT_ROW, at = i % Shape::OUT_ROW * 8;
+            if (row < rows && at < positions * CHANNELS)
+                store_16_bytes(out + row * stride + x * CHANNELS + at,
+                               *reinterpret_cast<const uint4*>(results + row * Shape::RESULT_PITCH + 2 * at));
+        }
+    }
+};
+
+// The same for unaligned rows, which are shifted when they are written, in whole sectors: each lane writes one half of all
+// sectors of a row. What fills none waits in front of the next positions.
+template <typename Shape, int CHANNELS>
+struct WordsOutput<Shape, CHANNELS, false> {
     unsigned char* result;  // the lane's row, from its half of the first sector on
     unsigned short* line;   // the row in memory, at position 0
     bool writes;            // whether the row exists
@@ -228,34 +270,28 @@ struct WordsOutput {
         writes = row < rows;
     }
 
-    // Writes at most `positions` from position `x` on, which may be the block's first.
+    // The position `x` may be the block's first.
     __device__ void store(int x, int positions, bool first) const {
         unsigned short* begin = line + x * CHANNELS;
-        const unsigned past = ALIGNED ? 0 : reinterpret_cast<unsigned long long>(begin) % SECTOR_BYTES;
-        if (positions < 16 + !ALIGNED || (!ALIGNED && first)) {
-            const int end = positions > 16 ? Shape::OUT_ROW * 8 - static_cast<int>(past / 2) : positions * CHANNELS;
-            store_ends(begin, first ? 0 : -static_cast<int>(past / 2), end);
+        const unsigned past = reinterpret_cast<unsigned long long>(begin) % SECTOR_BYTES;
+        if (positions <= 16 || first) {
+            const int samples = past / 2, end = positions > 16 ? Shape::OUT_ROW * 8 - samples : positions * CHANNELS;
+            store_ends(begin, first ? 0 : -samples, end);
         } else if (writes) {
             const unsigned char* source = result - (past + 2) / 4 * 4;
             unsigned char* target = reinterpret_cast<unsigned char*>(begin) - past + half;
 #pragma unroll
-            for (int i = 0; i < CHANNELS; ++i)
-                store_16_bytes(target + SECTOR_BYTES * i, sixteen_bytes(source + SECTOR_BYTES * i, past * 8));
+            for (int i = 0; i < CHANNELS; ++i) {
+                const unsigned* words = reinterpret_cast<const unsigned*>(source + SECTOR_BYTES * i);
+                unsigned word[4];
+#pragma unroll
+                for (int k = 0; k < 4; ++k) word[k] = __funnelshift_r(words[k], words[k + 1], past * 8);
+                store_16_bytes(target + SECTOR_BYTES * i, make_uint4(word[0], word[1], word[2], word[3]));
+            }
         }
-        if (ALIGNED) return;
         __syncwarp();
         uint4* carried = reinterpret_cast<uint4*>(result - Shape::CARRIED);
         *carried = carried[Shape::OUT_ROW];
-    }
-
-    // From `bits` % 32 past `source` on.
-    __device__ static uint4 sixteen_bytes(const unsigned char* source, unsigned bits) {
-        if constexpr (ALIGNED) return *reinterpret_cast<const uint4*>(source);
-        const unsigned* words = reinterpret_cast<const unsigned*>(source);
-        unsigned word[4];
-#pragma unroll
-        for (int i = 0; i < 4; ++i) word[i] = __funnelshift_r(words[i], words[i + 1], bits);
-        return make_uint4(word[0], word[1], word[2], word[3]);
     }
 
     // Samples `first` … `last` of the row, one by one.
@@ -339,8 +375,8 @@ words(const unsigned short* __restrict__ in, unsigned short* __restrict__ out, P
     unsigned short* warp_out = out + (area.plane * picture.out_rows + warp_y) * picture.out_row_samples;
     const WordsOutput<Shape, CHANNELS, ALIGNED> output(results, warp_out, picture.out_rows - warp_y, picture.out_row_samples);
 
-    // Where the lane's samples begin in a slot: rows 2 `place` and the next, of positions 2 `group` and the next. The words of
-    // rows that begin within words are one more; of mixed rows, those are the second. `selector` makes pairs of rows, in order.
+    // Where the lane's samples begin in a slot: rows 2 `place` and the next, of positions 2 `group` and the next. Rows that begin
+    // in the middle of a word need one more; of mixed rows these are the second. `selector` puts the two in order.
     constexpr int MORE[2] = {ROWS == ODD_ROWS, ROWS == ODD_ROWS || ROWS == MIXED_ROWS};
     const int lane_row = 16 * warp + 2 * place, x_first = x_begin + picture.centre_x / CHANNELS - RADIUS - 16;
     const bool swapped = ROWS == MIXED_ROWS && input.shift_of(lane_row, x_first) % 2;

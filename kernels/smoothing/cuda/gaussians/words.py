@@ -125,7 +125,7 @@ class _Strip:
         self.chunk = 16 + 2 * radius  # positions that it fetches at once
         self.blocks = 2 if radius > 16 else 5 - radius // 8 - (channels == 4)
         pitch = 16 * (self.chunk * channels // 8 + (not aligned)) * 2 + 16
-        result_pitch = 16 * (2 * channels + (1 if aligned else 3))
+        result_pitch = 16 * ({1: 3, 2: 6, 3: 7, 4: 12}[channels] if aligned else 2 * channels + 3)
         self.shared_bytes = (self.rows + self.chunk - 16) * (pitch + 4) + self.rows * result_pitch
 
 
