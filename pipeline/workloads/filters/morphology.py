@@ -45,7 +45,9 @@ def _halo(asked: Any, axes: int, *, operation: str) -> Sequence[tuple[int, int]]
         return [(size // 2, (size - 1) // 2) for size in sides]
     if operation == "dilate":
         return [((size - 1) // 2, size // 2) for size in sides]
-    return [(size - 1,) * 2 for size in sides]
+    # Beyond an edge, a mirror shows the first filter's results from the other side of the edge: of even windows from a
+    # sample farther inside.
+    return [(size if asked.mode == "mirror" and size % 2 == 0 else size - 1,) * 2 for size in sides]
 
 
 def _apply(
@@ -75,6 +77,9 @@ def _apply(
         kept = block[tuple(slice((n - m) // 2, (n + m) // 2) for n, m in zip(block.shape, out.shape, strict=True))]
         taken = Difference(image=kept if "hat" in operation else None, reverse=operation == "bottomhat")
         is_one_step = _is_one_step(block, edges, axes, options)
+        spare = [] if edges.mode != "mirror" else _even(axes, options)
+        if is_one_step:
+            block = _without_ends(block, spare)
         if is_one_step and not isinstance(block, np.ndarray):
             # What lies beyond rows that are as long as the block's is any.
             whole = {**options, "mode": ["reflect" if mode == "nearest" else mode for mode in options["mode"]]}
@@ -86,6 +91,7 @@ def _apply(
             lost = (n - m for n, m in zip(block.shape, found.shape, strict=True))
             first = tuple(at + (each + is_left) // 2 for at, each in zip(edges.first, lost, strict=True))
             replace(edges, first=first).extend(found, axes)
+            found = _without_ends(found, spare)
         filters[1](found, out=out, difference=None if taken.image is None else taken, **options)
     except ValueError as error:
         raise refused(error) from error
@@ -103,6 +109,16 @@ def _is_one_step(block: Any, edges: Any, axes: Sequence[Any], options: Mapping[s
         edges.first[axis] >= 0 and edges.first[axis] + block.shape[axis] <= edges.shape[axis] for axis in axes
     )
     return is_inside or (edges.mode in SYMMETRIC and all(size % 2 == 1 for size in options["size"]))
+
+
+def _even(axes: Sequence[Any], options: Mapping[str, Any]) -> list[Any]:
+    """The axes along which the block is cut and the window is even."""
+    sizes, cut = options.get("size", (1,) * len(axes)), options["mode"]
+    return [axis for axis, size, mode in zip(axes, sizes, cut, strict=True) if size % 2 == 0 and mode == "valid"]
+
+
+def _without_ends(block: Any, axes: Sequence[Any]) -> Any:
+    return block[tuple(slice(1, -1) if axis in axes else slice(None) for axis in range(block.ndim))]
 
 
 def _of(operation: str, summary: str) -> Any:
