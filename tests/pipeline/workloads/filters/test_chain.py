@@ -163,7 +163,10 @@ def test_the_kept_result_never_replaces_the_input(tmp_path: Any) -> None:
         ({"step": ["median 'size=3"]}, "--step 1, .*: No closing quotation"),
         ({"step": ["median", "open size=3,3,3"]}, "--step 2, open: --size has 3 values: give 1 or 2"),
         ({"step": ["median", "open"], "keep": 2}, "--keep 2: name a step before the last"),
-        ({"step": ["median size=2001", "open size=2001"]}, "--memory is too small for one chunk of .* with its halo"),
+        (
+            {"step": ["ahead", "median size=2001", "open size=2001"]},
+            "--memory is too small for one chunk of .* with its halo",
+        ),
     ],
     ids=lambda each: "" if isinstance(each, dict) else each[:20],
 )
