@@ -117,6 +117,9 @@ _WORDS = {
 }
 
 
+_BOUNDS = ("less_than", "less_than_equal", "greater_than", "greater_than_equal")
+
+
 class Settings(BaseModel):
     """How this machine runs jobs, independent of the workload."""
 
@@ -221,6 +224,8 @@ def explain(fault: Mapping[str, Any]) -> str:
     if fault["type"] == "string_pattern_mismatch":
         message = next((_FORMS[name] for name in map(str, reversed(fault["loc"])) if name in _FORMS), message)
     given = brief(repr(fault.get("input")))
+    if fault["type"] in _BOUNDS and str(fault.get("input")).strip().lower().lstrip("+-") == "nan":  # within no bounds
+        message = message.replace("must be ", "must be a number ", 1)
     return message if fault["type"] == "value_error" else f"{message[0].lower()}{message[1:]}; got {given}"
 
 
