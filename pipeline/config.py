@@ -201,7 +201,7 @@ def merged(model: type[_Model], flags: Mapping[str, Any], file: Path | None) -> 
 
 
 def spellings(name: str, info: FieldInfo) -> list[str]:
-    """The names by which input gives a field of a model, the current one first."""
+    """The names of a field in input, the current one first."""
     return [str(each) for each in getattr(info.validation_alias, "choices", [name])]
 
 

@@ -121,7 +121,7 @@ def _read_into(reader: ImageReader, region: Region, target: NDArray[Any]) -> Non
 
 
 def _along(axis: int, start: int, count: int, ndim: int, step: int = 1) -> tuple[slice, ...]:
-    """Of `count` samples; step 0: of one, which is repeated."""
+    """The index of `count` samples along an axis; step 0: of one sample, which is repeated."""
     end = start + count * step if step else start + 1
     span = slice(start, None if end < 0 else end, step or 1)
     return tuple(span if each == axis else slice(None) for each in range(ndim))

@@ -57,7 +57,7 @@ def _each(name: str, values: Any, axes: int) -> tuple[Any, ...]:
 def _windows(
     of: Gaussian, axes: Sequence[int], dtype: Any = np.float32, *, nan_policy: str = "propagate"
 ) -> list[Window]:
-    """Those of float32 along neighbouring axes reach at least as far as all others."""
+    """The windows of a Gaussian. Those of float32 along neighbouring axes reach at least as far as all others."""
     sigma, orders = of
     sigmas = _each("sigma", sigma, len(orders))
     direct, border_modes = nan_policy == "omit", ["reflect"] * len(axes)
@@ -139,7 +139,7 @@ def _described(gaussians: Callable[..., list[Gaussian]]) -> Callable[..., dict[s
 
 
 def _work(floats: float) -> Callable[[Any], float]:
-    """Those of the arrays that are held at once. If samples are left out, those that count are filtered, too."""
+    """Floats of the arrays that are held at once. If samples are left out, a mask of the others is filtered, too."""
     return lambda asked: floats * (2.5 if _policy(asked) == "omit" else 1)
 
 

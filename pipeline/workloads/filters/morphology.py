@@ -76,7 +76,7 @@ def _apply(
         taken = Difference(image=kept if "hat" in operation else None, reverse=operation == "bottomhat")
         is_one_step = _is_one_step(block, edges, axes, options)
         if is_one_step and not isinstance(block, np.ndarray):
-            # What lies beyond rows that are as long as the block's is any.
+            # Beyond rows that are as long as the block's, any mode will do.
             whole = {**options, "mode": ["reflect" if mode == "nearest" else mode for mode in options["mode"]]}
             if filters[1](block, out=out, difference=replace(taken, opens=True), **whole) is not None:
                 return

@@ -193,7 +193,7 @@ class OperatorJob:
 
     @property
     def tolerance(self) -> float | None:
-        """Of the audit, as declared."""
+        """The audit's tolerance, as declared."""
         declared = self.definition.tolerance
         if not callable(declared):
             return declared
@@ -248,8 +248,8 @@ class OperatorJob:
         return tuple(self._extends and start == 0 and stop == length for start, stop, length in ends)
 
     def _halos(self, spanned: tuple[bool, ...]) -> list[Reach]:
-        """Of each step, what it and all after it look at, and at last nothing. Of several steps as much before as
-        after, since beyond an edge a mirror shows the samples on this side of it."""
+        """For each step, what it and later steps look at; zeros at the end. Chains look as far before as after, since
+        beyond an edge a mirror shows the samples on this side of it."""
         if spanned not in self._known_halos:
             halos = [[(0, 0)] * len(spanned)]
             for step in reversed(self._steps):

@@ -67,7 +67,7 @@ class SmoothingAudit:
         self._parameters = parameters
         self._statistics = statistics
         self._nodata = None if nodata is None else float(self._header.dtype.type(nodata))
-        # Of a window that is longer than the image, no more samples are read than those of the image.
+        # A window that is longer than the image reads each sample of that once.
         window_samples = math.prod(min(window.taps, 2 * reader.header.shape[window.axis]) for window in windows)
         count = min(SAMPLES, max(FEWEST_PLACES, MOST_SAMPLES // window_samples))
         self.places = random_places(self._header.shape, count)
@@ -109,7 +109,7 @@ class SmoothingAudit:
 
     @property
     def _precision(self) -> np.dtype[np.floating[Any]]:
-        """Of the result, or what its integers are computed in."""
+        """The float dtype of the result, or the one in which integers are computed."""
         found = self._header.dtype if self._header.dtype.kind == "f" else self._within
         return np.dtype(found if found.kind == "f" else np.float32)
 
