@@ -274,10 +274,10 @@ def unsharp(
     _apply(composites.unsharp_mask, block, _one(len(axes), sigma=sigma), [sigma], amount, **options)
 
 
-@_operator(**_of(_one), dtype=_float_of, work_floats=_work(2.25), name="subtract-background")
-def subtract_background(
+def _without_background(
     block: Any,
     *,
+    operation: str,
     sigma: Sigma = (50.0,),
     axes: Axes = None,
     nan_policy: NanPolicy = "propagate",
@@ -286,28 +286,21 @@ def subtract_background(
     stream: Any,
     edges: Any,
 ) -> None:
-    """Subtract the background, a wide Gaussian of the image."""
     assert axes is not None
     options = {"axes": axes, "edges": edges, "nan_policy": nan_policy, "out": out, "stream": stream}
-    _apply(composites.subtract_background, block, _one(len(axes), sigma=sigma), [sigma], **options)
+    function = getattr(composites, f"{operation}_background")
+    _apply(function, block, _one(len(axes), sigma=sigma), [sigma], **options)
 
 
-@_operator(**_of(_one), dtype=_float_of, work_floats=_work(2.25), name="divide-background")
-def divide_background(
-    block: Any,
-    *,
-    sigma: Sigma = (50.0,),
-    axes: Axes = None,
-    nan_policy: NanPolicy = "propagate",
-    nodata: NoData = None,
-    out: Any,
-    stream: Any,
-    edges: Any,
-) -> None:
-    """Divide by the background, a wide Gaussian of the image: uneven light becomes even."""
-    assert axes is not None
-    options = {"axes": axes, "edges": edges, "nan_policy": nan_policy, "out": out, "stream": stream}
-    _apply(composites.divide_background, block, _one(len(axes), sigma=sigma), [sigma], **options)
+def _background(operation: str, summary: str) -> Any:
+    options: dict[str, Any] = {"given": {"operation": operation}, "name": f"{operation}-background", "summary": summary}
+    return _operator(**_of(_one), dtype=_float_of, work_floats=_work(2.25), **options)(_without_background)
+
+
+subtract_background = _background("subtract", "Subtract the background, a wide Gaussian of the image.")
+divide_background = _background(
+    "divide", "Divide by the background, a wide Gaussian of the image: uneven light becomes even."
+)
 
 
 @_operator(halo=_box_reach, dtype=_float_of, work_floats=_work(6), anchored=_has_long_side)
