@@ -78,9 +78,7 @@ def _apply(
         taken = Difference(image=kept if "hat" in operation else None, reverse=operation == "bottomhat")
         is_one_step = _is_one_step(block, edges, axes, options)
         spare = [] if edges.mode != "mirror" else _even(axes, options)
-        if is_one_step:
-            block = _without_ends(block, spare)
-        if is_one_step and not isinstance(block, np.ndarray):
+        if is_one_step and not spare and not isinstance(block, np.ndarray):
             # Beyond rows that are as long as the block's, any mode will do.
             whole = {**options, "mode": ["reflect" if mode == "nearest" else mode for mode in options["mode"]]}
             if filters[1](block, out=out, difference=replace(taken, opens=True), **whole) is not None:
@@ -91,7 +89,7 @@ def _apply(
             lost = (n - m for n, m in zip(block.shape, found.shape, strict=True))
             first = tuple(at + (each + is_left) // 2 for at, each in zip(edges.first, lost, strict=True))
             replace(edges, first=first).extend(found, axes)
-            found = _without_ends(found, spare)
+        found = found[tuple(slice(1, -1) if axis in spare else slice(None) for axis in range(found.ndim))]
         filters[1](found, out=out, difference=None if taken.image is None else taken, **options)
     except ValueError as error:
         raise refused(error) from error
@@ -118,10 +116,6 @@ def _even(axes: Sequence[Any], options: Mapping[str, Any]) -> list[Any]:
     """The axes along which the block is cut and the window is even."""
     sizes, cut = options.get("size", (1,) * len(axes)), options["mode"]
     return [axis for axis, size, mode in zip(axes, sizes, cut, strict=True) if size % 2 == 0 and mode == "valid"]
-
-
-def _without_ends(block: Any, axes: Sequence[Any]) -> Any:
-    return block[tuple(slice(1, -1) if axis in axes else slice(None) for axis in range(block.ndim))]
 
 
 def _of(operation: str, summary: str) -> Any:
