@@ -47,6 +47,7 @@ class Definition:
     anchored: bool | Callable[[Any], bool] = False
     symmetric: bool | Callable[[Any], bool] = False
     keeps_rows: bool = False
+    extends: bool = False
     work_floats: float | Callable[[Any], float] = 0
     missing_as_nan: bool | Callable[[Any], bool] = False
     remarks: Callable[..., Mapping[str, str]] | None = None
@@ -91,7 +92,8 @@ class Step:
             if self._nodata is not None and definition.dtype is not None:
                 self.header, self._marked = missing_is_nan(self.header), None
         self._source = source.dtype
-        self._within = source.dtype if definition.computes_in is None else definition.computes_in(source.dtype)
+        within = source.dtype if definition.computes_in is None else definition.computes_in(source.dtype)
+        self._within: np.dtype[Any] = np.dtype(within)
         if self._nodata is not None:
             self._within = computed_in_floats(source.dtype) if source.dtype.kind == "f" else np.dtype(np.float64)
         self.work_bytes: float = _declared(definition.work_floats, self.parameters)

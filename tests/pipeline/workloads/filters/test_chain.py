@@ -40,6 +40,7 @@ CHAINS: dict[str, Any] = {
     "ahead weight=0.25": ("ahead", {"weight": 0.25}),
     "close footprint=disk radius=2": ("close", {"footprint": "disk", "radius": 2}),
     "dog sigma=1": ("dog", {"sigma": 1}),
+    "rolling-ball radius=2": ("rolling-ball", {"radius": 2}),
     "minimum size=2 axes=X": ("minimum", {"size": 2, "axes": "X"}),
 }
 
@@ -52,8 +53,9 @@ CHAINS: dict[str, Any] = {
         ("ahead weight=0.25", "box size=4", "minimum size=2 axes=X"),
         ("gaussian sigma=9", "close footprint=disk radius=2", "dog sigma=1"),
         ("median size=3", "tophat size=5,3", "gaussian sigma=2 order=1,0"),
+        ("rolling-ball radius=2", "box size=4", "ahead weight=0.25"),
     ],
-    ids=["median", "ahead", "wide", "derivative"],
+    ids=["median", "ahead", "wide", "derivative", "ball"],
 )
 def test_a_chain_is_its_steps_one_after_the_other(tmp_path: Any, steps: tuple[str, ...], mode: str) -> None:
     image = samples_of((263, 391), "uint8")
@@ -71,7 +73,8 @@ def test_a_chain_is_its_steps_one_after_the_other(tmp_path: Any, steps: tuple[st
         np.testing.assert_array_equal(read_image(tmp_path / "out.step2.npy"), between[1], strict=True)
         assert receipt["audit"]["samples"] > 0
         assert names_in(tmp_path) == ["in.npy", "out.npy", "out.npy.receipt.json", "out.step2.npy"]
-    assert receipt["chunks"] > 1 or "gaussian sigma=9" in steps
+    is_whole = "gaussian sigma=9" in steps or (mode == "wrap" and "rolling-ball radius=2" in steps)
+    assert receipt["chunks"] > 1 or is_whole
     assert receipt["parameters"]["step"] == list(steps)
 
 
@@ -158,12 +161,16 @@ def test_the_kept_result_never_replaces_the_input(tmp_path: Any) -> None:
         ({"step": ["median size=0"]}, "--step 1, 'median size=0': size: .*greater than or equal to 1"),
         ({"step": ["gaussian sigma=1 order=4"]}, "--step 1, .*: order: .*less than or equal to 3"),
         ({"step": ["median", "gaussian sigma=1 order=1,1,1"]}, "--step 2, gaussian: --order has 3 values: give 1 or 2"),
+        ({"step": ["median size=3 size=5"]}, "--step 1, .*: size is given twice"),
         ({"step": ["median 3"]}, "'3' must be PARAMETER=VALUE, such as size=3"),
         ({"step": ["median mode=wrap"]}, "mode is the same for all steps: give --mode"),
         ({"step": ["median 'size=3"]}, "--step 1, .*: No closing quotation"),
         ({"step": ["median", "open size=3,3,3"]}, "--step 2, open: --size has 3 values: give 1 or 2"),
         ({"step": ["median", "open"], "keep": 2}, "--keep 2: name a step before the last"),
-        ({"step": ["median size=2001", "open size=2001"]}, "--memory is too small for one chunk of .* with its halo"),
+        (
+            {"step": ["ahead", "median size=2001", "open size=2001"]},
+            "--memory is too small for one chunk of .* with its halo",
+        ),
     ],
     ids=lambda each: "" if isinstance(each, dict) else each[:20],
 )
