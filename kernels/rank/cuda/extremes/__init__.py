@@ -162,7 +162,7 @@ def _run(
                 each.image_plane, each.image_pitch = (step // other.itemsize for step in other.strides[:2])
             opens = difference is not None and difference.opens
             arguments = (source, target, other, each, *values)
-            if opens and _launch_slabs(each, types, task.dtype.itemsize, stream, arguments):
+            if _launch_slabs(each, types, task.dtype.itemsize, stream, arguments, opens):
                 pass
             elif _is_swept(task, each.taps_y, each.taps_x, each.columns, each.inner, opens):
                 made += _launch_sweeps(each, types, task.dtype.itemsize, stream, arguments, opens)
@@ -348,10 +348,13 @@ def _launch_box(task: BoxTask, types: str, itemsize: int, stream: Any, arguments
     )  # fmt: skip
 
 
-def _launch_slabs(task: BoxTask, types: str, itemsize: int, stream: Any, arguments: Any) -> bool:
+SHAPE = lambda *a: None
+
+
+def _launch_slabs(task: BoxTask, types: str, itemsize: int, stream: Any, arguments: Any, opens: bool) -> bool:
     """Launches the kernel of slabs.cuh if it is to take an opening; returns whether it is."""
-    source, target, image, *_ = arguments
-    each = 1 if itemsize == 4 else 2  # samples of a word
+    source, target, image, _, cval, *_ = arguments
+    each, steps, inner = 1 if itemsize == 4 else 2, 1 + opens, task.inner  # samples of a word
     aligned = all(
         pitch % each == plane % each == array.data.ptr % (each * itemsize) == 0
         for pitch, plane, array in (
@@ -361,27 +364,36 @@ def _launch_slabs(task: BoxTask, types: str, itemsize: int, stream: Any, argumen
     )  # fmt: skip
     taps = task.taps_y, task.taps_x
     if (
-        itemsize > 4 or (itemsize == 4 and not _compares_floats(task)) or task.inner > 1 or task.pair > 0
-        or task.step > 1 or min(taps) < 3 or any(count % 2 == 0 for count in taps) or taps[0] > SLAB_MOST[itemsize]
-        or max(taps) < SLAB_LEAST[aligned or itemsize != 2] or not 0 <= task.image_pitch * itemsize < 1 << 32
+        itemsize > 4 or (itemsize == 4 and not _compares_floats(task)) or task.pair > 0
+        or task.step > 1 or min(taps) < 3 or any(count % 2 == 0 for count in taps) or (shape := SHAPE(taps, each, opens, inner, aligned, itemsize)) is None
+        or not 0 <= task.image_pitch * itemsize < 1 << 32
     ):  # fmt: skip
         return False
-    down, along = task.taps_y - 1, (task.taps_x - 1) // each
-    threads, batch, *numbers = _slab(down, each)
-    used, line = threads - 2 * along, along if along >= 12 else SLAB_BATCH // along * along
-    rows, pitch = numbers[0] * batch, -(-threads // line) * line | 1
-    shared_bytes, lead = rows * pitch * 4, -(-2 * down // batch) * batch
-    held = min(numbers[2], shared_bytes_a_multiprocessor() // (shared_bytes + 1024))
+    pairs, threads, batches, ahead, blocks = shape
+    aligned = aligned and (pairs < 2 or each == 1)
+    pairs = pairs == 1 and each == 2 and inner == 1
+    lanes = 1 if pairs else each
+    odd = each == 2 and aligned and steps * task.first_x * 1 % 2 == 1
+    down = taps[0] - 1
+    batch = down if down >= 12 else SLAB_BATCH // down * down
+    rows, pitch = batches * batch, threads * lanes + inner
+    apart = each == 2 and not pairs and not aligned
+    results = (threads * each // inner - steps * (taps[1] - 1)) * inner - odd
+    if not apart:
+        results = results // each * each
+    used = results // each
+    shared_bytes, lead = rows // lanes * pitch * 4, -(-steps * down // batch) * batch
+    held = min(blocks, shared_bytes_a_multiprocessor() // (shared_bytes + 1024))
     if used < SLAB_FEWEST or held == 0:
         return False
     step = BoxTask.from_buffer_copy(task)
-    step.first_y, step.first_x, step.tile = 2 * task.first_y, 2 * task.first_x, used * each
+    step.first_y, step.first_x, step.tile = steps * task.first_y, steps * task.first_x, results
     step.tiles = -(-task.out_columns // step.tile)
     step.band = _slab_band(step.tiles * task.planes, task.out_rows, rows, batch, lead, multiprocessors() * held)
     step.bands = -(-task.out_rows // step.band)
-    constants = (step.subtracts > 0, aligned, *taps, threads, *numbers)
+    constants = (opens, step.subtracts > 0, aligned, odd, pairs, *taps, inner, threads, batches, ahead, blocks)
     kernel("rank", f"extreme_slabs<{types}, {', '.join(map(str, constants)).lower()}>").launch(
-        (step.tiles * step.bands * task.planes,), (threads,), (source, target, image, step),
+        (step.tiles * step.bands * task.planes,), (threads,), (source, target, image, step, cval),
         shared_bytes=shared_bytes, stream=stream,
     )  # fmt: skip
     return True

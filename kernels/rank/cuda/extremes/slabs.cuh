@@ -57,17 +57,28 @@ struct Run {
     }
 };
 
-template <typename Sample, int TAPS_Y, int TAPS_X, int THREADS, int BATCHES>
+template <typename Sample, bool OPENING, bool ALIGNED, bool ODD, bool PAIRS, int TAPS_Y, int TAPS_X, int CHANNELS, int THREADS, int BATCHES>
 struct SlabShape {
-    static constexpr int EACH = sizeof(Sample) == 4 ? 1 : 2;                  // samples of a word
-    static constexpr int DOWN = TAPS_Y - 1, ALONG = (TAPS_X - 1) / EACH;      // words of a run
-    static constexpr int BATCH = DOWN < 12 ? 16 / DOWN * DOWN : DOWN;         // rows that are computed at once: whole runs
-    static constexpr int ROWS = BATCHES * BATCH;                              // of a slab
-    static constexpr int LEAD = (2 * DOWN + BATCH - 1) / BATCH * BATCH;       // rows before a band's first result: whole batches
-    static constexpr int LINE = ALONG < 12 ? 16 / ALONG * ALONG : ALONG;      // words of a row that are computed at once
-    static constexpr int LINES = (THREADS + LINE - 1) / LINE, PITCH = LINES * LINE | 1, USED = THREADS - 2 * ALONG;
-    static_assert(ROWS <= THREADS, "");
+    static constexpr bool OPENS = OPENING, IS_ODD = ODD, HAS_PAIRS = PAIRS;
+    static constexpr int STEPS = OPENS ? 2 : 1, EACH = sizeof(Sample) == 4 ? 1 : 2, INNER = CHANNELS;  // EACH: samples of a word of the image
+    static constexpr int LANES = PAIRS ? 1 : EACH;                                   // rows of a line
+    static constexpr bool IS_APART = LANES == 2 && !ALIGNED;                         // a thread's columns are THREADS apart
+    static constexpr int APART = IS_APART ? THREADS : 1;
+    static constexpr int DOWN = TAPS_Y - 1, ALONG = (TAPS_X - 1) / (PAIRS ? 2 : 1);  // words of a run
+    static constexpr int BATCH = DOWN < 12 ? 16 / DOWN * DOWN : DOWN;                // rows that are computed at once: whole runs
+    static constexpr int ROWS = BATCHES * BATCH, LINES = ROWS / LANES;               // of a slab
+    static constexpr int LEAD = (STEPS * DOWN + BATCH - 1) / BATCH * BATCH;          // rows before a band's first result: whole batches
+    static constexpr int PART = ALONG < 12 && INNER == 1 ? 16 / ALONG * ALONG : ALONG;  // words of a line that are computed at once
+    static constexpr int WORDS = THREADS * EACH / (PAIRS ? 2 : 1) / INNER;           // of a channel of a line
+    static constexpr int HALF = LANES == 1 ? 0 : IS_APART ? THREADS : THREADS + (INNER + 1) / 2, PITCH = THREADS * LANES + INNER;
+    static constexpr int GROUP = 32 / INNER, TURNS = (LINES + THREADS / 32 * GROUP - 1) / (THREADS / 32 * GROUP);  // lines of a warp
 };
+
+// Word j of a thread's column, of a line of LANES rows.
+template <typename Shape>
+__device__ inline unsigned& slab_at(unsigned* column, int j) {
+    return column[j / Shape::LANES * Shape::PITCH + j % Shape::LANES * Shape::HALF];
+}
 
 // Two samples as a word, or a float; beside each other if PAIR.
 template <bool PAIR, typename Sample>
@@ -79,12 +90,13 @@ __device__ inline unsigned slab_word(const Sample* first, const Sample* second) 
 }
 
 template <bool PAIR, typename Sample>
-__device__ inline void store_slab_word(Sample* at, unsigned word, int count) {
+__device__ inline void store_slab_word(Sample* at, unsigned word, bool has_first, bool has_second, int apart) {
+    if (!has_first) return;
     if constexpr (sizeof(Sample) == 4) {
         __stcs(reinterpret_cast<unsigned*>(at), word);
     } else if constexpr (!PAIR) {
         at[0] = static_cast<Sample>(word);
-        if (count == 2) at[1] = static_cast<Sample>(word >> 16);
+        if (has_second) at[apart] = static_cast<Sample>(word >> 16);
     } else if constexpr (sizeof(Sample) == 2) {
         __stcs(reinterpret_cast<unsigned*>(at), word);
     } else {
@@ -93,7 +105,7 @@ __device__ inline void store_slab_word(Sample* at, unsigned word, int count) {
 }
 
 // As it is stored; `theirs`: of the image that SUBTRACTS needs.
-template <bool LEAST, bool SUBTRACTS, typename Sample>
+template <bool LEAST, bool OPENS, bool SUBTRACTS, typename Sample>
 __device__ inline unsigned slab_result(unsigned found, unsigned theirs) {
     if constexpr (same<Sample, float>)
         if (is_nan(__uint_as_float(found))) found = bits_of(not_a_number<float>());
@@ -101,7 +113,8 @@ __device__ inline unsigned slab_result(unsigned found, unsigned theirs) {
     const unsigned more = LEAST ? found : theirs, less = LEAST ? theirs : found;
     if constexpr (same<Sample, float>) return __float_as_uint(__uint_as_float(more) - __uint_as_float(less));
     else if constexpr (same<Sample, short>) return __vsubss2(more, less);
-    else return more - less;  // no sample of `less` is larger
+    else if constexpr (OPENS) return more - less;  // no sample of `less` is larger
+    else return __vsubus2(more, less);
 }
 
 template <typename Sample>
@@ -109,29 +122,48 @@ __device__ inline Sample* rows_on(Sample* at, int rows, unsigned pitch_bytes) {
     return reinterpret_cast<Sample*>(reinterpret_cast<unsigned long long>(at) + static_cast<unsigned long long>(pitch_bytes) * rows);
 }
 
-// Both steps' windows along a row of a slab, in place: they begin where their results are put.
+// The windows of a channel of a line of a slab, in place: they begin where their results are put, or a sample after that.
 template <bool LEAST, typename Shape, typename Sample>
-__device__ inline void along_row(unsigned* line) {
-    Run<!LEAST, Sample, Shape::ALONG> first;
-    Run<LEAST, Sample, Shape::ALONG> then;
-#pragma unroll 1
-    for (int i = 0; i < Shape::LINES; ++i, line += Shape::LINE) {
+__device__ inline void along_line(unsigned* line, int channel, unsigned threads) {
+    constexpr bool PAIRS = Shape::HAS_PAIRS;
+    constexpr int INNER = Shape::INNER, LANES = Shape::LANES, PART = Shape::PART, BACK = Shape::ALONG;
+    Run<LEAST, Sample, Shape::ALONG> run;
+    constexpr bool IN_TURN = LANES == 1 || Shape::IS_APART;
+    const auto place = [&](int word) { return IN_TURN ? line + word : line + (word & 1) * Shape::HALF + (word >> 1); };
+    unsigned *even = place(channel), *odd = place(channel + INNER);
+    unsigned *even_to = place(channel - Shape::IS_ODD), *odd_to = place(channel + INNER - Shape::IS_ODD);
+    unsigned last = 0;
+    const auto compute = [&](int i, auto count) {
 #pragma unroll
-        for (int j = 0; j < Shape::LINE; ++j) {
-            const unsigned found = then.template windows<Shape::EACH == 2>(j, first.template windows<Shape::EACH == 2>(j, line[j]));
-            if (i >= (2 * Shape::ALONG - j + Shape::LINE - 1) / Shape::LINE) line[j - 2 * Shape::ALONG] = found;
+        for (int j = 0; j < decltype(count)::value; ++j) {
+            unsigned found = IN_TURN ? even[j * INNER] : (j % 2 ? odd : even)[j / 2 * INNER];
+            found = run.template windows<PAIRS>(j, found);
+            const unsigned own = found;
+            if constexpr (PAIRS && Shape::IS_ODD) found = __byte_perm(last, found, 0x5432);
+            last = own;
+            if (i < (BACK + (PAIRS && Shape::IS_ODD) - j + PART - 1) / PART) continue;
+            if constexpr (IN_TURN) even_to[(j - BACK) * INNER] = found;
+            else (j % 2 ? odd_to : even_to)[(j / 2 - BACK / 2) * INNER] = found;
         }
-    }
+        constexpr int STEP = IN_TURN ? PART * INNER : PART / 2 * INNER;
+        even += STEP, odd += STEP, even_to += STEP, odd_to += STEP;
+        // Results that are a sample further go to another thread's words, which it has read by now.
+        if constexpr (INNER > 1 && Shape::IS_ODD) __syncwarp(threads);
+    };
+#pragma unroll 1
+    for (int i = 0; i < Shape::WORDS / PART; ++i) compute(i, Number<PART>());
+    compute(Shape::WORDS / PART, Number<Shape::WORDS % PART>());
 }
 
 // LEAST: of the second step. ALIGNED: rows of the input, of the output and of the image to subtract begin at whole words.
 // AHEAD: rows that are on their way to a thread's registers; it divides a batch.
-template <typename Sample, bool LEAST, bool SUBTRACTS, bool ALIGNED, int TAPS_Y, int TAPS_X, int THREADS, int BATCHES, int AHEAD, int BLOCKS>
+template <typename Sample, bool LEAST, bool OPENS, bool SUBTRACTS, bool ALIGNED, bool ODD, bool PAIRS, int TAPS_Y, int TAPS_X, int INNER, int THREADS,
+          int BATCHES, int AHEAD, int BLOCKS>
 __global__ void __launch_bounds__(THREADS, BLOCKS) extreme_slabs(
-    const Sample* __restrict__ in, Sample* __restrict__ out, const Sample* __restrict__ image, const __grid_constant__ BoxTask task) {
-    using Shape = SlabShape<Sample, TAPS_Y, TAPS_X, THREADS, BATCHES>;
-    constexpr int EACH = Shape::EACH, DOWN = Shape::DOWN, PITCH = Shape::PITCH, BATCH = Shape::BATCH, GROUP = 8;
-    static_assert(BATCH % AHEAD == 0, "");
+    const Sample* __restrict__ in, Sample* __restrict__ out, const Sample* __restrict__ image, const __grid_constant__ BoxTask task, Sample cval) {
+    using Shape = SlabShape<Sample, OPENS, ALIGNED, ODD, PAIRS, TAPS_Y, TAPS_X, INNER, THREADS, BATCHES>;
+    constexpr int EACH = Shape::EACH, LANES = Shape::LANES, DOWN = Shape::DOWN, BATCH = Shape::BATCH, GROUP = 8;
+    static_assert(BATCH % AHEAD == 0 && BATCH % LANES == 0, "");
     extern __shared__ unsigned slab[];
     const int thread = threadIdx.x;
     unsigned rest = blockIdx.x;
@@ -146,38 +178,69 @@ __global__ void __launch_bounds__(THREADS, BLOCKS) extreme_slabs(
     const unsigned image_pitch = static_cast<unsigned>(task.image_pitch * sizeof(Sample));
 
     // Where the thread's columns of the input lie, and whether its warp loads both at once.
-    const int x = c0 + task.first_x + thread * EACH, in_y = y0 + task.first_y + 2 * DOWN - Shape::LEAD;
-    const Sample *first = in + x, *second = first + EACH - 1;
-    const bool is_inside = x >= 0 && x + EACH <= task.columns;
+    const int offset = Shape::IS_APART ? thread : thread * EACH, to_second = EACH == 2 ? Shape::APART : 0;
+    const int x = c0 + task.first_x - ODD + offset, in_y = y0 + task.first_y + Shape::STEPS * DOWN - Shape::LEAD;
+    const Sample *first = in + x, *second = first + to_second;
+    const bool is_inside = x >= 0 && x + to_second < task.columns;
+    unsigned kept = ~0u;  // of a word: the rest lies beyond an edge of a constant
     if (!is_inside) {
-        first = in + index_beyond(x, task.columns, task.mode_x);
-        second = in + index_beyond(x + EACH - 1, task.columns, task.mode_x);
+        const auto source_of = [&](int at) {
+            const int pixel = at / INNER - (at % INNER < 0), source = index_beyond(pixel, task.columns / INNER, task.mode_x);
+            return source < 0 ? source : source * INNER + at - pixel * INNER;
+        };
+        const int from = source_of(x), beside = source_of(x + to_second);
+        if (from < 0) kept &= EACH == 1 ? 0 : 0xFFFF0000u;
+        if (beside < 0) kept &= 0xFFFFu;
+        first = in + max(from, 0), second = in + max(beside, 0);
     }
-    const bool is_pair = ALIGNED && __all_sync(~0u, is_inside);
-    const int column = c0 + thread * EACH, count = min(EACH, min(task.out_columns, c0 + task.tile) - column);
-    const bool is_used = count > 0 && thread < Shape::USED;
+    const unsigned constant = bits_of(cval) * (EACH == 2 ? 0x00010001u : 1);
+    const bool is_whole = __all_sync(~0u, is_inside);
+    const int column = c0 + offset, limit = min(task.out_columns - c0, task.tile);
+    const bool is_used = offset < limit, is_second_used = offset + to_second < limit;
     // Threads without results read what the first has.
-    const Sample *theirs_first = image + (is_used ? column : c0), *theirs_second = theirs_first + (is_used ? count - 1 : 0);
+    const Sample *theirs_first = image + (is_used ? column : c0), *theirs_second = theirs_first + (is_second_used ? to_second : 0);
     // Numbers of rows of which some lie beyond the edges, in a column of shared memory: a call keeps loads from being under way.
     const auto find_rows = [&](unsigned* numbers, int y, int count) {
 #pragma unroll 1
-        for (int j = 0; j < count; ++j) numbers[j * PITCH] = index_beyond(y + j, task.rows, task.mode_y);
+        for (int j = 0; j < count; ++j) slab_at<Shape>(numbers, j) = index_beyond(y + j, task.rows, task.mode_y);
+    };
+    // Of two places in a row; `taken` as `kept`.
+    const auto word_of = [&](const Sample* one, const Sample* other, unsigned taken) {
+        const unsigned found = slab_word<false>(one, other);
+        return OPENS ? found : (found & taken) | (constant & ~taken);
+    };
+    const auto word_of_row = [&](int row) {
+        return word_of(rows_on(first, max(row, 0), in_pitch), rows_on(second, max(row, 0), in_pitch), row < 0 ? 0 : kept);
     };
 
-    Run<!LEAST, Sample, DOWN> down;
+    Run<LEAST != OPENS, Sample, DOWN> down;
     Run<LEAST, Sample, DOWN> then;
     unsigned* const own = slab + thread;
     unsigned coming[AHEAD];
     find_rows(own, in_y, AHEAD);
 #pragma unroll
-    for (int j = 0; j < AHEAD; ++j)
-        coming[j] = slab_word<false>(rows_on(first, own[j * PITCH], in_pitch), rows_on(second, own[j * PITCH], in_pitch));
+    for (int j = 0; j < AHEAD; ++j) coming[j] = word_of_row(slab_at<Shape>(own, j));
 #pragma unroll 1
     for (int s = 0;; ++s) {
 #pragma unroll 1
         for (int batch = 0; batch < BATCHES; ++batch) {
-            unsigned* const words = own + batch * BATCH * PITCH;
+            unsigned* const words = own + batch * (BATCH / LANES) * Shape::PITCH;
             const int n = s * Shape::ROWS + batch * BATCH, r0 = n - Shape::ROWS - Shape::LEAD;  // the first row, and result
+            unsigned beside = 0;  // of two rows of a line: the second one's
+            const auto take = [&](int j) {
+                if constexpr (LANES == 1) {
+                    return slab_at<Shape>(words, j);
+                } else {
+                    if (j % 2) return beside;
+                    const unsigned left = slab_at<Shape>(words, j), right = slab_at<Shape>(words, j + 1);
+                    beside = __byte_perm(left, right, 0x7632);
+                    return __byte_perm(left, right, 0x5410);
+                }
+            };
+            const auto result = [&](int j) {
+                if constexpr (OPENS) return then.template windows<false>(j, take(j));
+                else return take(j);
+            };
             if (s > 0 && r0 >= 0 && r0 + BATCH <= rows) {
                 Sample* const to = rows_on(out + column, y0 + r0, out_pitch);
                 const Sample *const one = rows_on(theirs_first, y0 + r0, image_pitch), *const other = rows_on(theirs_second, y0 + r0, image_pitch);
@@ -191,48 +254,63 @@ __global__ void __launch_bounds__(THREADS, BLOCKS) extreme_slabs(
 #pragma unroll
                 for (int j = 0; j < BATCH; ++j) {
                     if (SUBTRACTS && j % GROUP == 0) load(j + GROUP, j + 2 * GROUP);
-                    const unsigned found = slab_result<LEAST, SUBTRACTS, Sample>(then.template windows<false>(j, words[j * PITCH]), theirs[j]);
-                    if (is_used) store_slab_word<ALIGNED>(rows_on(to, j, out_pitch), found, count);
+                    const unsigned found = slab_result<LEAST, OPENS, SUBTRACTS, Sample>(result(j), SUBTRACTS ? theirs[j] : 0);
+                    store_slab_word<ALIGNED>(rows_on(to, j, out_pitch), found, is_used, is_second_used, Shape::APART);
                 }
             } else if (s > 0) {  // before the first result, or fewer rows than a batch
 #pragma unroll
-                for (int j = 0; j < BATCH; ++j) words[j * PITCH] = then.template windows<false>(j, words[j * PITCH]);
+                for (int j = 0; j < BATCH; ++j) {
+                    const unsigned found = result(j);
+                    slab_at<Shape>(words, j) = found;
+                }
                 const int end = is_used ? min(BATCH, rows - r0) : 0;
 #pragma unroll 1
                 for (int j = max(0, -r0); j < end; ++j) {
                     const int row = y0 + r0 + j;
                     unsigned theirs = 0;
                     if (SUBTRACTS) theirs = slab_word<false>(rows_on(theirs_first, row, image_pitch), rows_on(theirs_second, row, image_pitch));
-                    store_slab_word<false>(rows_on(out + column, row, out_pitch), slab_result<LEAST, SUBTRACTS, Sample>(words[j * PITCH], theirs), count);
+                    const unsigned found = slab_result<LEAST, OPENS, SUBTRACTS, Sample>(slab_at<Shape>(words, j), theirs);
+                    store_slab_word<false>(rows_on(out + column, row, out_pitch), found, is_used, is_second_used, Shape::APART);
                 }
             }
             if (s == slabs) continue;
             const int y = in_y + n + AHEAD;  // of the first row to load
             const bool is_within = y >= 0 && y + BATCH <= task.rows;
-            const Sample *const next = rows_on(first, max(y, 0), in_pitch), *const beside = rows_on(second, max(y, 0), in_pitch);
+            const Sample *const next = rows_on(first, max(y, 0), in_pitch), *const next_beside = rows_on(second, max(y, 0), in_pitch);
+            unsigned upper = 0;  // of two rows of a line: the first one's
             const auto replace = [&](int j, unsigned row) {
                 const unsigned found = down.template windows<false>(j, coming[j % AHEAD]);
                 coming[j % AHEAD] = row;
-                words[j * PITCH] = found;
+                if constexpr (LANES == 1) {
+                    slab_at<Shape>(words, j) = found;
+                } else {
+                    if (j % 2) slab_at<Shape>(words, j - 1) = __byte_perm(upper, found, 0x5410), slab_at<Shape>(words, j) = __byte_perm(upper, found, 0x7632);
+                    upper = found;
+                }
             };
-            if (is_within && is_pair) {
+            if (is_within && is_whole) {
 #pragma unroll
-                for (int j = 0; j < BATCH; ++j) replace(j, slab_word<ALIGNED>(rows_on(next, j, in_pitch), rows_on(beside, j, in_pitch)));
+                for (int j = 0; j < BATCH; ++j) replace(j, slab_word<ALIGNED>(rows_on(next, j, in_pitch), rows_on(next, j, in_pitch) + to_second));
             } else if (is_within) {
 #pragma unroll
-                for (int j = 0; j < BATCH; ++j) replace(j, slab_word<false>(rows_on(next, j, in_pitch), rows_on(beside, j, in_pitch)));
+                for (int j = 0; j < BATCH; ++j) replace(j, word_of(rows_on(next, j, in_pitch), rows_on(next_beside, j, in_pitch), kept));
             } else {
                 find_rows(words, y, BATCH);
 #pragma unroll
-                for (int j = 0; j < BATCH; ++j) {
-                    const unsigned row = words[j * PITCH];
-                    replace(j, slab_word<false>(rows_on(first, row, in_pitch), rows_on(second, row, in_pitch)));
-                }
+                for (int j = 0; j < BATCH; ++j) replace(j, word_of_row(slab_at<Shape>(words, j)));
             }
         }
         if (s == slabs) break;
         __syncthreads();
-        if (thread < Shape::ROWS) along_row<LEAST, Shape, Sample>(slab + thread * PITCH);
+        const int lane = thread % 32;
+#pragma unroll 1
+        for (int turn = 0; turn < Shape::TURNS; ++turn) {
+            const int line = (turn * (THREADS / 32) + thread / 32) * Shape::GROUP + lane / INNER;
+            const bool has_line = line < Shape::LINES && lane < Shape::GROUP * INNER;
+            const unsigned threads = __ballot_sync(~0u, has_line);
+            if (OPENS && has_line) along_line<!LEAST, Shape, Sample>(slab + line * Shape::PITCH, lane % INNER, threads);
+            if (has_line) along_line<LEAST, Shape, Sample>(slab + line * Shape::PITCH, lane % INNER, threads);
+        }
         __syncthreads();
     }
 }
