@@ -369,7 +369,8 @@ def _launch_slabs(task: BoxTask, types: str, itemsize: int, stream: Any, argumen
         or not 0 <= task.image_pitch * itemsize < 1 << 32
     ):  # fmt: skip
         return False
-    pairs, threads, batches, ahead, blocks = shape
+    pairs, threads, batches, ahead, blocks = shape[:5]
+    kept = len(shape) > 5
     aligned = aligned and (pairs < 2 or each == 1)
     pairs = pairs == 1 and each == 2 and inner == 1
     lanes = 1 if pairs else each
@@ -382,7 +383,7 @@ def _launch_slabs(task: BoxTask, types: str, itemsize: int, stream: Any, argumen
     if not apart:
         results = results // each * each
     used = results // each
-    shared_bytes, lead = rows // lanes * pitch * 4, -(-steps * down // batch) * batch
+    shared_bytes, lead = (rows // lanes * pitch + kept * steps * down // 2 * threads) * 4, -(-steps * down // batch) * batch
     held = min(blocks, shared_bytes_a_multiprocessor() // (shared_bytes + 1024))
     if used < SLAB_FEWEST or held == 0:
         return False
@@ -391,7 +392,7 @@ def _launch_slabs(task: BoxTask, types: str, itemsize: int, stream: Any, argumen
     step.tiles = -(-task.out_columns // step.tile)
     step.band = _slab_band(step.tiles * task.planes, task.out_rows, rows, batch, lead, multiprocessors() * held)
     step.bands = -(-task.out_rows // step.band)
-    constants = (opens, step.subtracts > 0, aligned, odd, pairs, *taps, inner, threads, batches, ahead, blocks)
+    constants = (opens, step.subtracts > 0, aligned, odd, pairs, kept, *taps, inner, threads, batches, ahead, blocks)
     kernel("rank", f"extreme_slabs<{types}, {', '.join(map(str, constants)).lower()}>").launch(
         (step.tiles * step.bands * task.planes,), (threads,), (source, target, image, step, cval),
         shared_bytes=shared_bytes, stream=stream,

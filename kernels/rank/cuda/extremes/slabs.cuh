@@ -57,6 +57,36 @@ struct Run {
     }
 };
 
+// Pairs of rows become the windows of 2 LENGTH + 1 rows that end in each: of LENGTH pairs, and of one row more. The second rows of
+// pairs are KEPT in shared memory, or in registers.
+template <bool LEAST, typename Sample, int LENGTH, bool KEPT>
+struct PairsOfRows {
+    unsigned word[LENGTH], second[KEPT ? 1 : LENGTH], prefix, between;
+    unsigned* const ring;
+    const int step;
+
+    __device__ PairsOfRows(unsigned* ring, int step) : ring(ring), step(step) {
+#pragma unroll
+        for (int j = 0; j < LENGTH; ++j) word[j] = loser<Sample, LEAST>();
+        between = word[0];
+    }
+
+    __device__ void windows(int pair, unsigned& a, unsigned& b) {
+        const int k = pair % LENGTH;
+        const unsigned both = chosen<LEAST, Sample>(a, b), old = KEPT ? ring[k * step] : second[KEPT ? 0 : k];
+        if (KEPT) ring[k * step] = b;
+        else second[KEPT ? 0 : k] = b;
+        prefix = k == 0 ? both : chosen<LEAST, Sample>(prefix, both);
+        const unsigned next = k + 1 < LENGTH ? chosen<LEAST, Sample>(word[(k + 1) % LENGTH], prefix) : prefix;
+        a = chosen<LEAST, Sample>(k == 0 ? word[0] : between, a), b = chosen<LEAST, Sample>(old, next);
+        between = next, word[k] = both;
+        if (k == LENGTH - 1) {
+#pragma unroll
+            for (int i = LENGTH - 2; i >= 0; --i) word[i] = chosen<LEAST, Sample>(word[i], word[i + 1]);
+        }
+    }
+};
+
 template <typename Sample, bool OPENING, bool ALIGNED, bool ODD, bool PAIRS, int TAPS_Y, int TAPS_X, int CHANNELS, int THREADS, int BATCHES>
 struct SlabShape {
     static constexpr bool OPENS = OPENING, IS_ODD = ODD, HAS_PAIRS = PAIRS;
@@ -157,7 +187,7 @@ __device__ inline void along_line(unsigned* line, int channel, unsigned threads)
 
 // LEAST: of the second step. ALIGNED: rows of the input, of the output and of the image to subtract begin at whole words.
 // AHEAD: rows that are on their way to a thread's registers; it divides a batch.
-template <typename Sample, bool LEAST, bool OPENS, bool SUBTRACTS, bool ALIGNED, bool ODD, bool PAIRS, int TAPS_Y, int TAPS_X, int INNER, int THREADS,
+template <typename Sample, bool LEAST, bool OPENS, bool SUBTRACTS, bool ALIGNED, bool ODD, bool PAIRS, bool KEPT, int TAPS_Y, int TAPS_X, int INNER, int THREADS,
           int BATCHES, int AHEAD, int BLOCKS>
 __global__ void __launch_bounds__(THREADS, BLOCKS) extreme_slabs(
     const Sample* __restrict__ in, Sample* __restrict__ out, const Sample* __restrict__ image, const __grid_constant__ BoxTask task, Sample cval) {
@@ -213,8 +243,9 @@ __global__ void __launch_bounds__(THREADS, BLOCKS) extreme_slabs(
         return word_of(rows_on(first, max(row, 0), in_pitch), rows_on(second, max(row, 0), in_pitch), row < 0 ? 0 : kept);
     };
 
-    Run<LEAST != OPENS, Sample, DOWN> down;
-    Run<LEAST, Sample, DOWN> then;
+    unsigned* const rings = slab + Shape::LINES * Shape::PITCH + thread;
+    PairsOfRows<LEAST != OPENS, Sample, DOWN / 2, KEPT> down(rings, THREADS);
+    PairsOfRows<LEAST, Sample, DOWN / 2, KEPT> then(rings + DOWN / 2 * THREADS, THREADS);
     unsigned* const own = slab + thread;
     unsigned coming[AHEAD];
     find_rows(own, in_y, AHEAD);
@@ -226,20 +257,13 @@ __global__ void __launch_bounds__(THREADS, BLOCKS) extreme_slabs(
         for (int batch = 0; batch < BATCHES; ++batch) {
             unsigned* const words = own + batch * (BATCH / LANES) * Shape::PITCH;
             const int n = s * Shape::ROWS + batch * BATCH, r0 = n - Shape::ROWS - Shape::LEAD;  // the first row, and result
-            unsigned beside = 0;  // of two rows of a line: the second one's
-            const auto take = [&](int j) {
-                if constexpr (LANES == 1) {
-                    return slab_at<Shape>(words, j);
-                } else {
-                    if (j % 2) return beside;
-                    const unsigned left = slab_at<Shape>(words, j), right = slab_at<Shape>(words, j + 1);
-                    beside = __byte_perm(left, right, 0x7632);
-                    return __byte_perm(left, right, 0x5410);
+            const auto results = [&](int j, unsigned& a, unsigned& b) {
+                a = slab_at<Shape>(words, j), b = slab_at<Shape>(words, j + 1);
+                if constexpr (LANES == 2) {
+                    const unsigned left = a, right = b;
+                    a = __byte_perm(left, right, 0x5410), b = __byte_perm(left, right, 0x7632);
                 }
-            };
-            const auto result = [&](int j) {
-                if constexpr (OPENS) return then.template windows<false>(j, take(j));
-                else return take(j);
+                if constexpr (OPENS) then.windows(j / 2, a, b);
             };
             if (s > 0 && r0 >= 0 && r0 + BATCH <= rows) {
                 Sample* const to = rows_on(out + column, y0 + r0, out_pitch);
@@ -252,16 +276,21 @@ __global__ void __launch_bounds__(THREADS, BLOCKS) extreme_slabs(
                 };
                 if (SUBTRACTS) load(0, GROUP);
 #pragma unroll
-                for (int j = 0; j < BATCH; ++j) {
+                for (int j = 0; j < BATCH; j += 2) {
                     if (SUBTRACTS && j % GROUP == 0) load(j + GROUP, j + 2 * GROUP);
-                    const unsigned found = slab_result<LEAST, OPENS, SUBTRACTS, Sample>(result(j), SUBTRACTS ? theirs[j] : 0);
-                    store_slab_word<ALIGNED>(rows_on(to, j, out_pitch), found, is_used, is_second_used, Shape::APART);
+                    unsigned a, b;
+                    results(j, a, b);
+                    a = slab_result<LEAST, OPENS, SUBTRACTS, Sample>(a, SUBTRACTS ? theirs[j] : 0);
+                    b = slab_result<LEAST, OPENS, SUBTRACTS, Sample>(b, SUBTRACTS ? theirs[j + 1] : 0);
+                    store_slab_word<ALIGNED>(rows_on(to, j, out_pitch), a, is_used, is_second_used, Shape::APART);
+                    store_slab_word<ALIGNED>(rows_on(to, j + 1, out_pitch), b, is_used, is_second_used, Shape::APART);
                 }
             } else if (s > 0) {  // before the first result, or fewer rows than a batch
 #pragma unroll
-                for (int j = 0; j < BATCH; ++j) {
-                    const unsigned found = result(j);
-                    slab_at<Shape>(words, j) = found;
+                for (int j = 0; j < BATCH; j += 2) {
+                    unsigned a, b;
+                    results(j, a, b);
+                    slab_at<Shape>(words, j) = a, slab_at<Shape>(words, j + 1) = b;
                 }
                 const int end = is_used ? min(BATCH, rows - r0) : 0;
 #pragma unroll 1
@@ -277,16 +306,19 @@ __global__ void __launch_bounds__(THREADS, BLOCKS) extreme_slabs(
             const int y = in_y + n + AHEAD;  // of the first row to load
             const bool is_within = y >= 0 && y + BATCH <= task.rows;
             const Sample *const next = rows_on(first, max(y, 0), in_pitch), *const next_beside = rows_on(second, max(y, 0), in_pitch);
-            unsigned upper = 0;  // of two rows of a line: the first one's
+            unsigned upper = 0;  // of two rows, the first one's
             const auto replace = [&](int j, unsigned row) {
-                const unsigned found = down.template windows<false>(j, coming[j % AHEAD]);
+                unsigned lower = coming[j % AHEAD];
                 coming[j % AHEAD] = row;
-                if constexpr (LANES == 1) {
-                    slab_at<Shape>(words, j) = found;
-                } else {
-                    if (j % 2) slab_at<Shape>(words, j - 1) = __byte_perm(upper, found, 0x5410), slab_at<Shape>(words, j) = __byte_perm(upper, found, 0x7632);
-                    upper = found;
+                if (j % 2) {
+                    down.windows(j / 2, upper, lower);
+                    if constexpr (LANES == 2) {
+                        const unsigned left = upper;
+                        upper = __byte_perm(left, lower, 0x5410), lower = __byte_perm(left, lower, 0x7632);
+                    }
+                    slab_at<Shape>(words, j - 1) = upper, slab_at<Shape>(words, j) = lower;
                 }
+                upper = lower;
             };
             if (is_within && is_whole) {
 #pragma unroll
