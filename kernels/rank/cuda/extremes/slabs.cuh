@@ -57,6 +57,32 @@ struct Run {
     }
 };
 
+template <bool LEAST, typename Sample, int LENGTH>
+struct PairRun {
+    unsigned suffix[LENGTH];   // the extreme of each pair and those after it, of the run before
+    unsigned prefix, between;  // of this run; of the LENGTH pairs before the next
+
+    __device__ PairRun() {
+#pragma unroll
+        for (int k = 0; k < LENGTH; ++k) suffix[k] = loser<Sample, LEAST>();
+    }
+
+    // Pair number k; a run begins at each multiple of LENGTH. `old`: the second word of the pair LENGTH before.
+    __device__ void windows(int k, unsigned& a, unsigned& b, unsigned old) {
+        k %= LENGTH;
+        const unsigned both = chosen<LEAST, Sample>(a, b);
+        if (k == 0) between = suffix[0];
+        prefix = k == 0 ? both : chosen<LEAST, Sample>(prefix, both);
+        const unsigned next = k + 1 < LENGTH ? chosen<LEAST, Sample>(suffix[(k + 1) % LENGTH], prefix) : prefix;
+        a = chosen<LEAST, Sample>(between, a), b = chosen<LEAST, Sample>(old, next);
+        between = next, suffix[k] = both;
+        if (k == LENGTH - 1) {
+#pragma unroll
+            for (int i = LENGTH - 2; i >= 0; --i) suffix[i] = chosen<LEAST, Sample>(suffix[i], suffix[i + 1]);
+        }
+    }
+};
+
 // Pairs of rows become the windows of 2 LENGTH + 1 rows that end in each: of LENGTH pairs, and of one row more. The second rows of
 // pairs are KEPT in shared memory, or in registers.
 template <bool LEAST, typename Sample, int LENGTH, bool KEPT>
@@ -134,6 +160,17 @@ __device__ inline void store_slab_word(Sample* at, unsigned word, bool has_first
     }
 }
 
+template <typename Sample>
+__device__ inline unsigned raw_sample(const Sample* at) {
+    if constexpr (sizeof(Sample) == 4) return __ldg(reinterpret_cast<const unsigned*>(at));
+    else return static_cast<unsigned short>(__ldg(at));
+}
+template <typename Sample>
+__device__ inline unsigned raw_pair(const Sample* at) {
+    if constexpr (sizeof(Sample) == 1) return __ldg(reinterpret_cast<const unsigned short*>(at));
+    else return __ldg(reinterpret_cast<const unsigned*>(at));
+}
+
 // As it is stored; `theirs`: of the image that SUBTRACTS needs.
 template <bool LEAST, bool OPENS, bool SUBTRACTS, typename Sample>
 __device__ inline unsigned slab_result(unsigned found, unsigned theirs) {
@@ -162,6 +199,25 @@ __device__ inline void along_line(unsigned* line, int channel, unsigned threads)
     const auto place = [&](int word) { return IN_TURN ? line + word : line + (word & 1) * Shape::HALF + (word >> 1); };
     unsigned *even = place(channel), *odd = place(channel + INNER);
     unsigned *even_to = place(channel - Shape::IS_ODD), *odd_to = place(channel + INNER - Shape::IS_ODD);
+    if constexpr (!PAIRS && IN_TURN) {
+        constexpr int RUN = Shape::ALONG / 2, PART = RUN < 6 ? 8 / RUN * RUN : RUN, PAIRS_OF = (Shape::WORDS + 1) / 2;
+        PairRun<LEAST, Sample, RUN> pairs;
+        line += channel;
+        const auto compute = [&](int i, auto count) {
+#pragma unroll
+            for (int j = 0; j < decltype(count)::value; ++j) {
+                const bool has_results = i >= (RUN - j + PART - 1) / PART;
+                unsigned a = line[2 * j * INNER], b = line[(2 * j + 1) * INNER];
+                pairs.windows(j, a, b, has_results ? line[(2 * j + 1 - BACK) * INNER] : 0);
+                if (has_results) line[(2 * j - BACK) * INNER] = a, line[(2 * j + 1 - BACK) * INNER] = b;
+            }
+            line += 2 * PART * INNER;
+        };
+#pragma unroll 1
+        for (int i = 0; i < PAIRS_OF / PART; ++i) compute(i, Number<PART>());
+        compute(PAIRS_OF / PART, Number<PAIRS_OF % PART>());
+        return;
+    }
     unsigned last = 0;
     const auto compute = [&](int i, auto count) {
 #pragma unroll
@@ -234,23 +290,36 @@ __global__ void __launch_bounds__(THREADS, BLOCKS) extreme_slabs(
 #pragma unroll 1
         for (int j = 0; j < count; ++j) slab_at<Shape>(numbers, j) = index_beyond(y + j, task.rows, task.mode_y);
     };
-    // Of two places in a row; `taken` as `kept`.
-    const auto word_of = [&](const Sample* one, const Sample* other, unsigned taken) {
-        const unsigned found = slab_word<false>(one, other);
-        return OPENS ? found : (found & taken) | (constant & ~taken);
+    const unsigned beyond = constant & ~kept;
+    // Loads as they come, so nothing waits before they are needed: a word, or two samples.
+    constexpr bool IS_WORD = ALIGNED || EACH == 1;
+    unsigned one[AHEAD], other[IS_WORD ? 1 : AHEAD];
+    const auto fetch = [&](int k, const Sample* at, const Sample* beside, bool whole) {
+        if (EACH == 1 || (IS_WORD && whole)) one[k] = raw_pair(at);
+        else if (IS_WORD) one[k] = raw_sample(at) | raw_sample(beside) << 8 * sizeof(Sample);
+        else one[k] = raw_sample(at), other[IS_WORD ? 0 : k] = raw_sample(beside);
     };
-    const auto word_of_row = [&](int row) {
-        return word_of(rows_on(first, max(row, 0), in_pitch), rows_on(second, max(row, 0), in_pitch), row < 0 ? 0 : kept);
+    const auto fetched = [&](int k, bool whole) {
+        unsigned word = one[k];
+        if (!IS_WORD) word = __byte_perm(word, other[IS_WORD ? 0 : k], 0x5410);
+        else if (sizeof(Sample) == 1) word = __byte_perm(word, 0, 0x4140);
+        return OPENS || whole ? word : (word & kept) | beyond;
+    };
+    const auto fetch_row = [&](int k, int row) {
+        fetch(k, rows_on(first, max(row, 0), in_pitch), rows_on(second, max(row, 0), in_pitch), false);
+        if (!OPENS && row < 0) {
+            one[k] = IS_WORD ? bits_of(cval) * (EACH == 1 ? 1 : sizeof(Sample) == 1 ? 0x0101u : 0x00010001u) : bits_of(cval);
+            if (!IS_WORD) other[IS_WORD ? 0 : k] = bits_of(cval);
+        }
     };
 
     unsigned* const rings = slab + Shape::LINES * Shape::PITCH + thread;
     PairsOfRows<LEAST != OPENS, Sample, DOWN / 2, KEPT> down(rings, THREADS);
     PairsOfRows<LEAST, Sample, DOWN / 2, KEPT> then(rings + DOWN / 2 * THREADS, THREADS);
     unsigned* const own = slab + thread;
-    unsigned coming[AHEAD];
     find_rows(own, in_y, AHEAD);
 #pragma unroll
-    for (int j = 0; j < AHEAD; ++j) coming[j] = word_of_row(slab_at<Shape>(own, j));
+    for (int j = 0; j < AHEAD; ++j) fetch_row(j, slab_at<Shape>(own, j));
 #pragma unroll 1
     for (int s = 0;; ++s) {
 #pragma unroll 1
@@ -307,9 +376,7 @@ __global__ void __launch_bounds__(THREADS, BLOCKS) extreme_slabs(
             const bool is_within = y >= 0 && y + BATCH <= task.rows;
             const Sample *const next = rows_on(first, max(y, 0), in_pitch), *const next_beside = rows_on(second, max(y, 0), in_pitch);
             unsigned upper = 0;  // of two rows, the first one's
-            const auto replace = [&](int j, unsigned row) {
-                unsigned lower = coming[j % AHEAD];
-                coming[j % AHEAD] = row;
+            const auto replace = [&](int j, unsigned lower) {
                 if (j % 2) {
                     down.windows(j / 2, upper, lower);
                     if constexpr (LANES == 2) {
@@ -322,14 +389,26 @@ __global__ void __launch_bounds__(THREADS, BLOCKS) extreme_slabs(
             };
             if (is_within && is_whole) {
 #pragma unroll
-                for (int j = 0; j < BATCH; ++j) replace(j, slab_word<ALIGNED>(rows_on(next, j, in_pitch), rows_on(next, j, in_pitch) + to_second));
+                for (int j = 0; j < BATCH; ++j) {
+                    const unsigned row = fetched(j % AHEAD, true);
+                    fetch(j % AHEAD, rows_on(next, j, in_pitch), rows_on(next, j, in_pitch) + to_second, true);
+                    replace(j, row);
+                }
             } else if (is_within) {
 #pragma unroll
-                for (int j = 0; j < BATCH; ++j) replace(j, word_of(rows_on(next, j, in_pitch), rows_on(next_beside, j, in_pitch), kept));
+                for (int j = 0; j < BATCH; ++j) {
+                    const unsigned row = fetched(j % AHEAD, false);
+                    fetch(j % AHEAD, rows_on(next, j, in_pitch), rows_on(next_beside, j, in_pitch), false);
+                    replace(j, row);
+                }
             } else {
                 find_rows(words, y, BATCH);
 #pragma unroll
-                for (int j = 0; j < BATCH; ++j) replace(j, word_of_row(slab_at<Shape>(words, j)));
+                for (int j = 0; j < BATCH; ++j) {
+                    const unsigned row = fetched(j % AHEAD, false);
+                    fetch_row(j % AHEAD, slab_at<Shape>(words, j));
+                    replace(j, row);
+                }
             }
         }
         if (s == slabs) break;
