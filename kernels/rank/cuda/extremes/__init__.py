@@ -5,8 +5,9 @@ from __future__ import annotations
 import ctypes
 import functools
 import math
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from kernels.rank.cuda.gather import C_TYPES, constants
 from kernels.rank.task import SYMMETRIC, Axis, Difference, Task
@@ -38,8 +39,15 @@ ENTRIES += tuple(
     for entry in (
         *(f"extreme_along<{sample}, {least}, {aligned}>" for aligned in ("true", "false")),
         *(f"extreme_down<{sample}, {least}, {kind}>" for kind in ("false, true", "false, false", "true, true")),
-        # Of openings, one of many windows.
-        *(f"extreme_slabs<{sample}, {least}, {kind}, 15, 7, 128, 4, 14, 4>" for kind in ("false, true", "true, false")),
+        # One of many windows: whether it opens and subtracts, how rows lie, and with how many channels.
+        *(
+            f"extreme_slabs<{sample}, {least}, {kinds}, {sample != 'float' and rows:d}, 15, 7, {inner}, 128, 4, 14, 4>"
+            for only, kinds, rows, inner in (
+                ("true", "false, false", 3, 1), ("true", "false, true", 0, 3),
+                ("false", "true, true", 2, 1), ("false", "true, false", 1, 1),
+            )
+            if least == only
+        ),  # fmt: skip
     )
 )
 ROW_THREADS, ROW_WORDS = 256, 16  # of words.cuh
@@ -64,20 +72,24 @@ NARROW_BYTES = 128  # of the samples inside an axis: below this, a warp's column
 SWEEP_THREADS, SWEEP_ROWS, SWEEP_PIECE, SWEEP_MOST, SWEEP_SPAN, SWEEP_PREFIXES, SWEEP_BYTES = 32, 8, 8, 16, 64, 64, 4096
 # More rows of a window are swept, and more if it opens; the same if rows do not begin at vectors.
 SWEPT = ((64, 40), (40, 25))
-# Of slabs.cuh: rows of a batch, at least, if windows are small; rows or columns of a window, at least, by whether rows
-# begin at whole words; rows of one, at most, by a sample's bytes; and a block's threads with results, at least. Up to
-# so many rows of a run: threads, batches of a slab, rows on their way at least, and blocks of a multiprocessor.
-SLAB_BATCH, SLAB_LEAST, SLAB_MOST, SLAB_FEWEST = 16, (3, 15), {1: 21, 2: 65, 4: 51}, 48
-SLABS = {
-    1: ((14, 128, 0, 7, 5), (20, 128, 0, 10, 4), (30, 128, 2, 10, 3), (50, 256, 2, 10, 1)),
-    2: (
-        (16, 128, 0, 14, 4), (20, 128, 0, 10, 4), (30, 128, 3, 10, 4), (40, 128, 2, 10, 3), (50, 256, 4, 20, 1),
-        (64, 192, 2, 26, 1),
-    ),
-}  # by the samples of a word; 0 batches: as many as 64 rows have  # fmt: skip
-MANY_ROWS = 64  # more, of pixels with channels, take a pass of their own
+MANY_ROWS = 64  # more, of pixels with channels, take a pass of their own if slabs do not take them
 MAX_BLOCKS = (1 << 31) - 1
 MAX_LENGTH = 1 << 30  # of an axis, and of the samples inside one: positions have 32 bits
+
+
+class Slab(NamedTuple):
+    """How slabs.cuh takes windows of up to `most` rows and columns."""
+
+    most: int
+    threads: int
+    batches: int  # of a slab
+    ahead: int  # rows on their way, at least
+    blocks: int  # of a multiprocessor
+
+
+SLAB_BATCH, SLAB_FEWEST = 16, 24  # rows of a batch if windows are small; words of a row of results, at least
+# By the bytes of a sample, whether a kernel opens, and how rows lie: rows or columns of a window, at least, and shapes.
+SLABS: Mapping[tuple[int, bool, str], tuple[int, tuple[Slab, ...]]] = MappingProxyType({})
 
 
 class ExtremesTask(ctypes.Structure):
@@ -234,9 +246,9 @@ def _passes(task: Task) -> Iterator[ExtremesTask | BoxTask]:
 
 
 def _pixels(task: Task) -> list[ExtremesTask | BoxTask]:
-    """Passes along both axes of pixels with channels, of which strips can take one."""
+    """Passes along both axes of pixels with channels, of which slabs or strips can take one."""
     first, rows, columns = task.axes
-    if task.inner == 1 or first.taps > 1 or columns.taps == 1 or rows.taps > MANY_ROWS:
+    if task.inner == 1 or first.taps > 1 or columns.taps == 1:
         return []
     samples = Axis(
         length=columns.length * task.inner, out_length=columns.out_length * task.inner,
@@ -348,51 +360,43 @@ def _launch_box(task: BoxTask, types: str, itemsize: int, stream: Any, arguments
     )  # fmt: skip
 
 
-SHAPE = lambda *a: None
-
-
 def _launch_slabs(task: BoxTask, types: str, itemsize: int, stream: Any, arguments: Any, opens: bool) -> bool:
-    """Launches the kernel of slabs.cuh if it is to take an opening; returns whether it is."""
+    """Launches the kernel of slabs.cuh if it is to take the pass; returns whether it is."""
     source, target, image, _, cval, *_ = arguments
-    each, steps, inner = 1 if itemsize == 4 else 2, 1 + opens, task.inner  # samples of a word
-    aligned = all(
-        pitch % each == plane % each == array.data.ptr % (each * itemsize) == 0
-        for pitch, plane, array in (
-            (task.in_pitch, task.in_plane, source), (task.out_pitch, task.out_plane, target),
-            (task.image_pitch, task.image_plane, image),
-        )
+    each, inner, steps = 1 if itemsize == 4 else 2, task.inner, 1 + opens  # samples of a word
+    arrays = (
+        (task.in_pitch, task.in_plane, source), (task.out_pitch, task.out_plane, target),
+        (task.image_pitch, task.image_plane, image),
     )  # fmt: skip
-    taps = task.taps_y, task.taps_x
-    if (
-        itemsize > 4 or (itemsize == 4 and not _compares_floats(task)) or task.pair > 0
-        or task.step > 1 or min(taps) < 3 or any(count % 2 == 0 for count in taps) or (shape := SHAPE(taps, each, opens, inner, aligned, itemsize)) is None
-        or not 0 <= task.image_pitch * itemsize < 1 << 32
-    ):  # fmt: skip
+    aligned = all(
+        pitch % each == plane % each == array.data.ptr % (each * itemsize) == 0 for pitch, plane, array in arrays
+    )
+    lie = "channels" if inner > 1 else "aligned" if aligned else "anywhere"
+    shape = _slab(itemsize, opens, lie, task.taps_y, task.taps_x)
+    is_plain = task.pair == 0 and task.step == 1 and (itemsize < 4 or _compares_floats(task))
+    if shape is None or not is_plain or not 0 <= task.image_pitch * itemsize < 1 << 32:
         return False
-    pairs, threads, batches, ahead, blocks = shape[:5]
-    kept = len(shape) > 5
-    aligned = aligned and (pairs < 2 or each == 1)
-    pairs = pairs == 1 and each == 2 and inner == 1
-    lanes = 1 if pairs else each
-    odd = each == 2 and aligned and steps * task.first_x * 1 % 2 == 1
-    down = taps[0] - 1
-    batch = down if down >= 12 else SLAB_BATCH // down * down
-    rows, pitch = batches * batch, threads * lanes + inner
-    apart = each == 2 and not pairs and not aligned
-    results = (threads * each // inner - steps * (taps[1] - 1)) * inner - odd
-    if not apart:
-        results = results // each * each
-    used = results // each
-    shared_bytes, lead = (rows // lanes * pitch + kept * steps * down // 2 * threads) * 4, -(-steps * down // batch) * batch
-    held = min(blocks, shared_bytes_a_multiprocessor() // (shared_bytes + 1024))
-    if used < SLAB_FEWEST or held == 0:
+    # As slabs.cuh numbers how rows lie; windows that begin at odd samples take one more.
+    odd = each == 2 and lie == "aligned" and steps * task.first_x % 2
+    rows_lie = 0 if each == 1 or inner > 1 else 2 + odd if aligned else 1
+    down, threads = task.taps_y // 2, shape.threads
+    batch, lanes = _slab_batch(task.taps_y), each if rows_lie == 0 else 1
+    rows, lead = shape.batches * batch, -(-steps * 2 * down // batch) * batch
+    shared_bytes = 4 * (rows // lanes * (threads * lanes + inner) + steps * down * threads)
+    held = min(shape.blocks, shared_bytes_a_multiprocessor() // (shared_bytes + 1024))
+    results = (threads * each // inner - steps * (task.taps_x - 1)) * inner - odd
+    if held == 0 or results < SLAB_FEWEST * each:
         return False
     step = BoxTask.from_buffer_copy(task)
-    step.first_y, step.first_x, step.tile = steps * task.first_y, steps * task.first_x, results
+    step.first_y, step.first_x = steps * task.first_y, steps * task.first_x
+    step.tile = results if rows_lie == 0 else results // each * each
     step.tiles = -(-task.out_columns // step.tile)
     step.band = _slab_band(step.tiles * task.planes, task.out_rows, rows, batch, lead, multiprocessors() * held)
     step.bands = -(-task.out_rows // step.band)
-    constants = (opens, step.subtracts > 0, aligned, odd, pairs, kept, *taps, inner, threads, batches, ahead, blocks)
+    ahead = next(count for count in range(min(shape.ahead, batch), batch + 1) if batch % count == 0)
+    constants = (
+        opens, task.subtracts > 0, rows_lie, task.taps_y, task.taps_x, inner, threads, shape.batches, ahead, shape.blocks,
+    )  # fmt: skip
     kernel("rank", f"extreme_slabs<{types}, {', '.join(map(str, constants)).lower()}>").launch(
         (step.tiles * step.bands * task.planes,), (threads,), (source, target, image, step, cval),
         shared_bytes=shared_bytes, stream=stream,
@@ -400,12 +404,17 @@ def _launch_slabs(task: BoxTask, types: str, itemsize: int, stream: Any, argumen
     return True
 
 
-def _slab(down: int, each: int) -> tuple[int, int, int, int, int]:
-    """Threads, rows of a batch, batches of a slab, rows on their way and blocks of a multiprocessor, for slabs.cuh."""
-    _, threads, batches, least, blocks = next(shape for shape in SLABS[each] if down <= shape[0])
-    batch = down if down >= 12 else SLAB_BATCH // down * down
-    ahead = next(rows for rows in range(min(least, batch), batch + 1) if batch % rows == 0)
-    return threads, batch, batches or 64 // batch, ahead, blocks
+def _slab(itemsize: int, opens: bool, lie: str, *taps: int) -> Slab | None:
+    """How slabs.cuh takes a window of rows and columns; None if another kernel is to."""
+    least, shapes = SLABS.get((itemsize, opens, lie), (0, ()))
+    if min(taps) < 3 or max(taps) < least or any(count % 2 == 0 for count in taps):
+        return None
+    return next((shape for shape in shapes if max(taps) <= shape.most), None)
+
+
+def _slab_batch(taps: int) -> int:
+    """Rows that are computed at once: whole runs."""
+    return SLAB_BATCH // (taps - 1) * (taps - 1) if taps <= 12 else taps - 1
 
 
 @functools.lru_cache(maxsize=256)
@@ -521,6 +530,7 @@ def _launch_strip(task: BoxTask, types: str, itemsize: int, stream: Any, argumen
     if (
         itemsize not in STRIP_BLOCKS or (itemsize == 4 and not _compares_floats(task)) or task.pair > 0 or task.step > 1
         or lost > STRIP_LOST[rows == 3] or (not task.aligned_in and task.columns < 2 * each) or (opens and rows > 1)
+        or (rows > 1 and task.taps_y > MANY_ROWS)
     ):  # fmt: skip
         return False
     pairs, sizes, fit = (task.taps_y - 1) // 2, list[int](), list[int]()
