@@ -166,7 +166,9 @@ def test_a_gpu_erodes_by_slabs(shape: tuple[int, ...], size: Any, dtype: str) ->
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("shape", "dtype"), [((1009, 1028), "uint16"), ((203, 310, 3), "uint16"), ((97, 411), "float32")])
+@pytest.mark.parametrize(
+    ("shape", "dtype"), [((1009, 1028), "uint16"), ((203, 310, 3), "uint16"), ((97, 411), "float32")]
+)
 def test_a_gpu_opens_by_slabs(shape: tuple[int, ...], dtype: str) -> None:
     """With one kernel; each band of rows has whole batches: the last begins earlier than its turn."""
     import cupy

@@ -343,14 +343,15 @@ def test_slabs_are_whole_batches_of_rows_that_a_block_holds() -> None:
         assert extremes._slab(itemsize, opens, lie, least - 2, 3) is None
         assert extremes._slab(itemsize, opens, lie, 3, shapes[-1].most + 2) is None
         assert [*shapes] == sorted(shapes)
-        each, steps = 1 if itemsize == 4 else 2, 1 + opens
+        steps = 1 + opens
         for taps in range(least, shapes[-1].most + 1, 2):
             shape = extremes._slab(itemsize, opens, lie, taps, taps)
             assert shape is not None
             batch = extremes._slab_batch(taps)
             assert batch % (taps - 1) == 0
-            rows, lead = shape.batches * batch, -(-steps * (taps - 1) // batch) * batch
-            words = rows * (shape.threads + 3) + steps * (taps // 2) * shape.threads
+            rows, lead = shape.rows // batch * batch, -(-steps * (taps - 1) // batch) * batch
+            assert rows > 0
+            words = rows * (shape.threads + 3) + shape.shares * steps * (taps // 2) * shape.threads
             assert shape.blocks * (4 * words + 1024) <= 228 << 10, (itemsize, opens, lie, taps)
             assert shape.threads % 32 == 0
             for out_rows in (1, 97, 8192):

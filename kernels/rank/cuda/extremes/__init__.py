@@ -14,6 +14,11 @@ from kernels.rank.task import SYMMETRIC, Axis, Difference, Task
 from kernels.runtime.launch import kernel, multiprocessors, shared_bytes_a_multiprocessor
 from kernels.smoothing.borders import MODES
 
+# Of slabs.cuh, one of many windows: whether it opens and subtracts, how rows lie, and whether second rows are shared.
+SLAB_KINDS = {
+    "true": (("false, false", 3, "false, 15, 7, 1"), ("false, true", 0, "true, 15, 7, 3")),
+    "false": (("true, true", 2, "false, 15, 7, 1"), ("true, false", 1, "true, 15, 7, 1")),
+}
 ENTRIES = tuple(
     f"{name}<{c_type}, {least}{rows}>"
     for name, rows in (
@@ -39,15 +44,10 @@ ENTRIES += tuple(
     for entry in (
         *(f"extreme_along<{sample}, {least}, {aligned}>" for aligned in ("true", "false")),
         *(f"extreme_down<{sample}, {least}, {kind}>" for kind in ("false, true", "false, false", "true, true")),
-        # One of many windows: whether it opens and subtracts, how rows lie, and with how many channels.
         *(
-            f"extreme_slabs<{sample}, {least}, {kinds}, {sample != 'float' and rows:d}, 15, 7, {inner}, 128, 4, 14, 4>"
-            for only, kinds, rows, inner in (
-                ("true", "false, false", 3, 1), ("true", "false, true", 0, 3),
-                ("false", "true, true", 2, 1), ("false", "true, false", 1, 1),
-            )
-            if least == only
-        ),  # fmt: skip
+            f"extreme_slabs<{sample}, {least}, {steps}, {0 if sample == 'float' else lie}, {rest}, 128, 4, 14, 4>"
+            for steps, lie, rest in SLAB_KINDS[least]
+        ),
     )
 )
 ROW_THREADS, ROW_WORDS = 256, 16  # of words.cuh
@@ -82,14 +82,81 @@ class Slab(NamedTuple):
 
     most: int
     threads: int
-    batches: int  # of a slab
+    rows: int  # of a slab, at most
     ahead: int  # rows on their way, at least
     blocks: int  # of a multiprocessor
+    shares: bool = True  # the second rows of pairs lie in shared memory
 
 
-SLAB_BATCH, SLAB_FEWEST = 16, 24  # rows of a batch if windows are small; words of a row of results, at least
-# By the bytes of a sample, whether a kernel opens, and how rows lie: rows or columns of a window, at least, and shapes.
-SLABS: Mapping[tuple[int, bool, str], tuple[int, tuple[Slab, ...]]] = MappingProxyType({})
+# Of slabs.cuh: rows of a batch if windows are small; words of a row of results, at least; rows or columns of windows,
+# at most, whose pixels with channels are loaded as words; channels, at most.
+SLAB_BATCH, SLAB_FEWEST, SLAB_SPLIT, SLAB_CHANNELS = 16, 24, 51, 4
+SLABS_OF_MANY = (
+    Slab(37, 128, 108, 10, 4, False), Slab(41, 128, 80, 10, 4), Slab(51, 128, 50, 10, 4), Slab(65, 192, 64, 8, 2),
+)  # fmt: skip
+# By the bytes of a sample, whether a kernel opens, and how rows lie (with channels: at whole words or anywhere; else:
+# at whole vectors or anywhere): rows or columns of windows, at least, and shapes. Measured on an H200.
+SLABS: Mapping[tuple[int, bool, str], tuple[int, tuple[Slab, ...]]] = MappingProxyType(
+    {
+        (1, False, "aligned"): (57, (Slab(65, 192, 128, 16, 2, False),)),
+        (1, False, "anywhere"): (5, (
+            Slab(7, 128, 60, 6, 6, False), Slab(15, 128, 84, 7, 5, False), Slab(21, 128, 80, 10, 5, False),
+            Slab(37, 128, 108, 10, 4, False), Slab(51, 128, 50, 10, 4),
+        )),
+        (1, False, "channels anywhere"): (7, (
+            Slab(15, 192, 56, 14, 4, False), Slab(21, 192, 60, 10, 4, False), Slab(31, 192, 60, 10, 3),
+        )),
+        (1, True, "aligned"): (15, (Slab(15, 128, 56, 7, 6), Slab(31, 128, 90, 10, 4, False))),
+        (1, True, "anywhere"): (5, (
+            Slab(9, 128, 48, 6, 5, False), Slab(15, 128, 56, 7, 6), Slab(21, 128, 60, 10, 5), Slab(31, 192, 60, 10, 2),
+        )),
+        (2, False, "aligned"): (25, (
+            *SLABS_OF_MANY, Slab(101, 384, 100, 10, 1),
+        )),
+        (2, False, "anywhere"): (17, (
+            *SLABS_OF_MANY, Slab(101, 256, 100, 10, 1),
+        )),
+        (2, False, "channels"): (15, (
+            Slab(17, 128, 64, 14, 6, False), Slab(21, 128, 60, 10, 5, False), Slab(33, 128, 64, 10, 5),
+            Slab(51, 128, 50, 10, 4), Slab(101, 384, 100, 8, 1),
+        )),
+        (2, False, "channels anywhere"): (7, (
+            Slab(11, 192, 48, 12, 4, False), Slab(17, 192, 64, 14, 4, False), Slab(37, 128, 108, 10, 4, False),
+            Slab(51, 256, 50, 10, 2), Slab(101, 384, 100, 8, 1),
+        )),
+        (2, True, "aligned"): (15, (
+            Slab(17, 128, 64, 14, 5, False), Slab(37, 128, 108, 10, 4, False), Slab(51, 192, 50, 10, 2),
+            Slab(65, 192, 64, 8, 2), Slab(101, 256, 100, 10, 1),
+        )),
+        (2, True, "anywhere"): (3, (
+            Slab(5, 128, 64, 8, 5, False), Slab(9, 128, 48, 6, 5, False), Slab(15, 128, 56, 7, 6),
+            Slab(21, 128, 60, 10, 5), Slab(37, 128, 72, 10, 4), Slab(51, 192, 50, 10, 2), Slab(65, 192, 64, 8, 2),
+        )),
+        **dict.fromkeys(((2, True, "channels"), (2, True, "channels anywhere")), (7, (
+            Slab(11, 128, 48, 6, 5, False), Slab(17, 128, 64, 14, 5, False), Slab(37, 256, 108, 10, 2, False),
+            Slab(51, 256, 50, 10, 2),
+        ))),
+        (4, False, "aligned"): (25, (
+            *SLABS_OF_MANY, Slab(101, 384, 100, 10, 1),
+        )),
+        (4, False, "anywhere"): (7, (
+            Slab(11, 192, 48, 12, 4, False), Slab(17, 192, 64, 14, 4, False), *SLABS_OF_MANY,
+            Slab(101, 384, 100, 10, 1),
+        )),
+        (4, False, "channels"): (7, (
+            Slab(11, 192, 48, 12, 4, False), Slab(17, 192, 64, 14, 4, False), Slab(37, 192, 72, 10, 3),
+            Slab(51, 256, 50, 10, 2),
+        )),
+        (4, True, "aligned"): (15, (
+            Slab(17, 128, 64, 14, 5, False), Slab(37, 128, 108, 10, 4, False), Slab(51, 256, 100, 10, 1, False),
+            Slab(65, 192, 64, 8, 2),
+        )),
+        (4, True, "anywhere"): (7, (
+            Slab(11, 128, 48, 6, 5, False), Slab(17, 128, 64, 14, 5, False), Slab(37, 128, 108, 10, 4, False),
+        )),
+        (4, True, "channels"): (7, (Slab(11, 128, 48, 6, 5, False), Slab(15, 256, 56, 14, 2, False))),
+    }
+)  # fmt: skip
 
 
 class ExtremesTask(ctypes.Structure):
@@ -368,21 +435,25 @@ def _launch_slabs(task: BoxTask, types: str, itemsize: int, stream: Any, argumen
         (task.in_pitch, task.in_plane, source), (task.out_pitch, task.out_plane, target),
         (task.image_pitch, task.image_plane, image),
     )  # fmt: skip
-    aligned = all(
-        pitch % each == plane % each == array.data.ptr % (each * itemsize) == 0 for pitch, plane, array in arrays
+    words, vectors = (
+        all(
+            pitch % count == plane % count == array.data.ptr % (count * itemsize) == 0 for pitch, plane, array in arrays
+        )
+        for count in (each, VECTOR // itemsize)
     )
-    lie = "channels" if inner > 1 else "aligned" if aligned else "anywhere"
+    lie = "channels" * (inner > 1) + " anywhere" * (not words) if inner > 1 else "aligned" if vectors else "anywhere"
     shape = _slab(itemsize, opens, lie, task.taps_y, task.taps_x)
     is_plain = task.pair == 0 and task.step == 1 and (itemsize < 4 or _compares_floats(task))
-    if shape is None or not is_plain or not 0 <= task.image_pitch * itemsize < 1 << 32:
+    if shape is None or not is_plain or inner > SLAB_CHANNELS or not 0 <= task.image_pitch * itemsize < 1 << 32:
         return False
     # As slabs.cuh numbers how rows lie; windows that begin at odd samples take one more.
-    odd = each == 2 and lie == "aligned" and steps * task.first_x % 2
-    rows_lie = 0 if each == 1 or inner > 1 else 2 + odd if aligned else 1
+    words = words and each == 2 and (inner == 1 or task.taps_x <= SLAB_SPLIT)
+    odd = words and steps * task.first_x % 2
+    rows_lie = 2 + odd if words else int(each == 2 and inner == 1)
     down, threads = task.taps_y // 2, shape.threads
-    batch, lanes = _slab_batch(task.taps_y), each if rows_lie == 0 else 1
-    rows, lead = shape.batches * batch, -(-steps * 2 * down // batch) * batch
-    shared_bytes = 4 * (rows // lanes * (threads * lanes + inner) + steps * down * threads)
+    batch, lanes = _slab_batch(task.taps_y), each if rows_lie == 0 or inner > 1 else 1
+    rows, lead = shape.rows // batch * batch, -(-steps * 2 * down // batch) * batch
+    shared_bytes = 4 * (rows // lanes * (threads * lanes + inner) + shape.shares * steps * down * threads)
     held = min(shape.blocks, shared_bytes_a_multiprocessor() // (shared_bytes + 1024))
     results = (threads * each // inner - steps * (task.taps_x - 1)) * inner - odd
     if held == 0 or results < SLAB_FEWEST * each:
@@ -395,7 +466,8 @@ def _launch_slabs(task: BoxTask, types: str, itemsize: int, stream: Any, argumen
     step.bands = -(-task.out_rows // step.band)
     ahead = next(count for count in range(min(shape.ahead, batch), batch + 1) if batch % count == 0)
     constants = (
-        opens, task.subtracts > 0, rows_lie, task.taps_y, task.taps_x, inner, threads, shape.batches, ahead, shape.blocks,
+        opens, task.subtracts > 0, rows_lie, shape.shares, task.taps_y, task.taps_x, inner, threads, rows // batch,
+        ahead, shape.blocks,
     )  # fmt: skip
     kernel("rank", f"extreme_slabs<{types}, {', '.join(map(str, constants)).lower()}>").launch(
         (step.tiles * step.bands * task.planes,), (threads,), (source, target, image, step, cval),
