@@ -95,7 +95,7 @@ SLABS_OF_MANY = (
     Slab(37, 128, 108, 10, 4, False), Slab(41, 128, 80, 10, 4), Slab(51, 128, 50, 10, 4), Slab(65, 192, 64, 8, 2),
 )  # fmt: skip
 # By the bytes of a sample, whether a kernel opens, and how rows lie (with channels: at whole words or anywhere; else:
-# at whole vectors or anywhere): rows or columns of windows, at least, and shapes. Measured on an H200.
+# at whole vectors or anywhere): rows of windows, or columns if it opens, at least, and shapes. Measured on an H200.
 SLABS: Mapping[tuple[int, bool, str], tuple[int, tuple[Slab, ...]]] = MappingProxyType(
     {
         (1, False, "aligned"): (57, (Slab(65, 192, 128, 16, 2, False),)),
@@ -153,6 +153,7 @@ SLABS: Mapping[tuple[int, bool, str], tuple[int, tuple[Slab, ...]]] = MappingPro
         )),
         (4, True, "anywhere"): (7, (
             Slab(11, 128, 48, 6, 5, False), Slab(17, 128, 64, 14, 5, False), Slab(37, 128, 108, 10, 4, False),
+            Slab(51, 256, 100, 10, 1, False), Slab(65, 192, 64, 8, 2),
         )),
         (4, True, "channels"): (7, (Slab(11, 128, 48, 6, 5, False), Slab(15, 256, 56, 14, 2, False))),
     }
@@ -479,7 +480,7 @@ def _launch_slabs(task: BoxTask, types: str, itemsize: int, stream: Any, argumen
 def _slab(itemsize: int, opens: bool, lie: str, *taps: int) -> Slab | None:
     """How slabs.cuh takes a window of rows and columns; None if another kernel is to."""
     least, shapes = SLABS.get((itemsize, opens, lie), (0, ()))
-    if min(taps) < 3 or max(taps) < least or any(count % 2 == 0 for count in taps):
+    if min(taps) < 3 or (max(taps) if opens else taps[0]) < least or any(count % 2 == 0 for count in taps):
         return None
     return next((shape for shape in shapes if max(taps) <= shape.most), None)
 
