@@ -92,25 +92,26 @@ class Slab(NamedTuple):
 # at most, whose pixels with channels are loaded as words; channels, at most.
 SLAB_BATCH, SLAB_FEWEST, SLAB_SPLIT, SLAB_CHANNELS = 16, 24, 51, 4
 SLABS_OF_MANY = (
-    Slab(37, 128, 108, 10, 4, False), Slab(41, 128, 80, 10, 4), Slab(51, 128, 50, 10, 4), Slab(65, 192, 64, 8, 2),
+    Slab(37, 128, 90, 10, 4, False), Slab(41, 128, 80, 10, 4), Slab(51, 128, 50, 10, 4), Slab(65, 192, 64, 8, 2),
 )  # fmt: skip
 # By the bytes of a sample, whether a kernel opens, and how rows lie (with channels: at whole words or anywhere; else:
 # at whole vectors or anywhere): rows of windows, or columns if it opens, at least, and shapes. Measured on an H200.
 SLABS: Mapping[tuple[int, bool, str], tuple[int, tuple[Slab, ...]]] = MappingProxyType(
     {
-        (1, False, "aligned"): (57, (Slab(65, 192, 128, 16, 2, False),)),
         (1, False, "anywhere"): (5, (
             Slab(7, 128, 60, 6, 6, False), Slab(15, 128, 84, 7, 5, False), Slab(21, 128, 80, 10, 5, False),
-            Slab(37, 128, 108, 10, 4, False), Slab(51, 128, 50, 10, 4),
+            Slab(37, 128, 90, 10, 4, False), Slab(51, 128, 50, 10, 4),
         )),
         (1, False, "channels anywhere"): (7, (
             Slab(15, 192, 56, 14, 4, False), Slab(21, 192, 60, 10, 4, False), Slab(31, 192, 60, 10, 3),
         )),
-        (1, True, "aligned"): (15, (Slab(15, 128, 56, 7, 6), Slab(31, 128, 90, 10, 4, False))),
+        (1, True, "aligned"): (15, (
+            Slab(15, 128, 56, 7, 6), Slab(21, 128, 60, 10, 5), Slab(31, 128, 90, 10, 4, False),
+        )),
         (1, True, "anywhere"): (5, (
             Slab(9, 128, 48, 6, 5, False), Slab(15, 128, 56, 7, 6), Slab(21, 128, 60, 10, 5), Slab(31, 192, 60, 10, 2),
         )),
-        (2, False, "aligned"): (25, (
+        (2, False, "aligned"): (31, (
             *SLABS_OF_MANY, Slab(101, 384, 100, 10, 1),
         )),
         (2, False, "anywhere"): (17, (
@@ -121,11 +122,11 @@ SLABS: Mapping[tuple[int, bool, str], tuple[int, tuple[Slab, ...]]] = MappingPro
             Slab(51, 128, 50, 10, 4), Slab(101, 384, 100, 8, 1),
         )),
         (2, False, "channels anywhere"): (7, (
-            Slab(11, 192, 48, 12, 4, False), Slab(17, 192, 64, 14, 4, False), Slab(37, 128, 108, 10, 4, False),
+            Slab(11, 192, 48, 12, 4, False), Slab(17, 192, 64, 14, 4, False), Slab(37, 128, 90, 10, 4, False),
             Slab(51, 256, 50, 10, 2), Slab(101, 384, 100, 8, 1),
         )),
-        (2, True, "aligned"): (15, (
-            Slab(17, 128, 64, 14, 5, False), Slab(37, 128, 108, 10, 4, False), Slab(51, 192, 50, 10, 2),
+        (2, True, "aligned"): (17, (
+            Slab(21, 128, 60, 10, 4, False), Slab(37, 128, 90, 10, 4, False), Slab(51, 192, 50, 10, 2),
             Slab(65, 192, 64, 8, 2), Slab(101, 256, 100, 10, 1),
         )),
         (2, True, "anywhere"): (3, (
@@ -133,10 +134,10 @@ SLABS: Mapping[tuple[int, bool, str], tuple[int, tuple[Slab, ...]]] = MappingPro
             Slab(21, 128, 60, 10, 5), Slab(37, 128, 72, 10, 4), Slab(51, 192, 50, 10, 2), Slab(65, 192, 64, 8, 2),
         )),
         **dict.fromkeys(((2, True, "channels"), (2, True, "channels anywhere")), (7, (
-            Slab(11, 128, 48, 6, 5, False), Slab(17, 128, 64, 14, 5, False), Slab(37, 256, 108, 10, 2, False),
+            Slab(11, 128, 48, 6, 5, False), Slab(17, 128, 64, 14, 5, False), Slab(37, 256, 90, 10, 2, False),
             Slab(51, 256, 50, 10, 2),
         ))),
-        (4, False, "aligned"): (25, (
+        (4, False, "aligned"): (31, (
             *SLABS_OF_MANY, Slab(101, 384, 100, 10, 1),
         )),
         (4, False, "anywhere"): (7, (
@@ -148,12 +149,12 @@ SLABS: Mapping[tuple[int, bool, str], tuple[int, tuple[Slab, ...]]] = MappingPro
             Slab(51, 256, 50, 10, 2),
         )),
         (4, True, "aligned"): (15, (
-            Slab(17, 128, 64, 14, 5, False), Slab(37, 128, 108, 10, 4, False), Slab(51, 256, 100, 10, 1, False),
-            Slab(65, 192, 64, 8, 2),
+            Slab(17, 128, 64, 14, 5, False), Slab(21, 128, 60, 10, 4, False), Slab(37, 128, 90, 10, 4, False),
+            Slab(51, 256, 100, 10, 1, False), Slab(65, 192, 64, 8, 2),
         )),
         (4, True, "anywhere"): (7, (
-            Slab(11, 128, 48, 6, 5, False), Slab(17, 128, 64, 14, 5, False), Slab(37, 128, 108, 10, 4, False),
-            Slab(51, 256, 100, 10, 1, False), Slab(65, 192, 64, 8, 2),
+            Slab(11, 128, 48, 6, 5, False), Slab(17, 128, 64, 14, 5, False), Slab(21, 128, 60, 10, 4, False),
+            Slab(37, 128, 90, 10, 4, False), Slab(51, 256, 100, 10, 1, False), Slab(65, 192, 64, 8, 2),
         )),
         (4, True, "channels"): (7, (Slab(11, 128, 48, 6, 5, False), Slab(15, 256, 56, 14, 2, False))),
     }
