@@ -4,21 +4,27 @@
 // Windows of 2 n + 1 rows are n pairs and a row more, and pairs take runs of n (van Herk; Gil and Werman): a run in registers has the
 // extremes from each pair to its end, and those from the start of the next run complete them. Windows are constants of the compiler.
 //
-//     each thread     of an opening, the second step down its column, of the slab before    <- shared memory    a run of pairs in registers,
-//                     rows of this slab, down its column                                    -> shared memory    second rows in shared memory
+//     each thread     of an opening, the second step down its column, of the slab before    <- shared memory    a run of pairs in registers, second
+//                     rows of this slab, down its column                                    -> shared memory    rows there or in shared memory
 //          |  barrier
-//     a thread for    along a row, or a channel of two rows, in place; of an opening twice                      a run of pairs in registers
+//     a thread for    along a row, or a channel of two rows, in place; of an opening twice                      a run of pairs
 //     each line
 //          |  barrier, the next slab
 //
-// Words of the image are two samples side by side, and so are pairs along rows; if rows begin at whole words, one load takes a word. Pixels
-// with channels have words of samples THREADS apart, which along rows become words of one sample in two rows: the next of its channel is as
-// many words further, wherever rows begin.
+// Two samples of a word lie side by side, and are a pair along their row; if rows begin at whole words, one load takes a word. Pixels with
+// channels have lines of two rows instead, whose words are one sample of both: the next of its channel is as many words further as there
+// are channels. Their samples are loaded THREADS apart, or as words, whose second ones then have the second half of a line.
 //
 // A thread takes and puts words of its own columns only, so two barriers a slab are enough. Lines begin as many banks after each other as
-// there are channels: neither columns nor lines meet in a bank. The edges of an opening are those of the first image, so its windows
-// must be symmetric, and edges mirrors.
+// there are channels: neither columns nor lines meet in a bank. Edges of an opening are those of the first image, so its windows must be
+// symmetric, and edges mirrors.
 //
+// Floors of N samples of b bytes: 2 N b bytes of memory; and for a word, threads that serve others and rows before the first result
+// counted, of 16 bits and windows of 31 × 31 about 24 operations of a thread, of openings 44: 25 us of 8192 × 8192 on an H200, and 50,
+// where the memory takes 64. Measured (2026-11-28), erosions of 31, 51, 65 and 101 of 16 bits: 0.72, 0.58, 0.52 and 0.43 of a copy's speed,
+// of floats 0.64, 0.61, 0.57 and 0.43, of RGB of 16 bits 0.63, 0.55, 0.43 and 0.37; top-hats of 21, 31, 51 and 65 of 16 bits 0.46, 0.42,
+// 0.33 and 0.37, whose image is read again, of which L2 has lost a part. Windows of many rows leave registers and shared memory for
+// 6 to 16 warps.
 #pragma once
 
 #include "cuda/extremes/columns.cuh"
