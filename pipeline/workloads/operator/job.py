@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -22,7 +21,7 @@ from pipeline.storage.partial import Callback, Opening, no_callback
 from pipeline.workloads.common.crop import CroppedReader
 from pipeline.workloads.common.halo import pack_with_borders, read_with_borders
 from pipeline.workloads.common.image_plan import grown, plan_image, remarks, within
-from pipeline.workloads.common.samples import copy_rows, module_of
+from pipeline.workloads.common.samples import module_of
 from pipeline.workloads.operator.audit import RecomputedAudit, ReferenceAudit
 from pipeline.workloads.operator.edges import Edges
 from pipeline.workloads.operator.parameters import OperatorParameters
@@ -32,15 +31,12 @@ from pipeline.workloads.protocol import ArraySpec, Budget, Chunk, JobSpec, JobSu
 
 Reach = list[tuple[int, int]]  # samples before and after along each axis
 
-VECTOR_BYTES = 16  # to which rows of a chain's blocks are rounded: kernels load as many at once
-
 
 class OperatorJob:
     """Each chunk is computed on its own from a read that includes its halo.
 
     Each of several steps computes what the next ones look at, and beyond the image's edges the border mode extends its
-    result like an image of its own: the bits are those of the steps run one after the other. In between, rows stay as
-    long as they were read, so that each begins at a whole vector: GPU kernels take half the time then.
+    result like an image of its own: the bits are those of the steps run one after the other.
     """
 
     def __init__(
@@ -256,8 +252,6 @@ class OperatorJob:
                 own = step.halo if len(self._steps) == 1 else [(max(sides),) * 2 for sides in step.halo]
                 own = _without(own, spanned)
                 halos.insert(0, [(a + c, b + d) for (a, b), (c, d) in zip(own, halos[0], strict=True)])
-            if len(self._steps) > 1:
-                halos[0][self._row] = (-(-halos[0][self._row][0] // self._vector) * self._vector,) * 2
             self._known_halos[spanned] = halos
         return self._known_halos[spanned]
 
@@ -270,40 +264,18 @@ class OperatorJob:
         """The region with its halo."""
         return grown(region, self._halos(self._spanned(region))[0])
 
-    @cached_property
-    def _row(self) -> int:
-        """The axis of rows: the last that is filtered."""
-        return max(self.axes)
-
-    @cached_property
-    def _vector(self) -> int:
-        """Places along the axis of rows that take a multiple of VECTOR_BYTES."""
-        source = self._reader.header
-        return VECTOR_BYTES // math.gcd(VECTOR_BYTES, math.prod(source.shape[self._row + 1 :]) * source.dtype.itemsize)
-
     def _apply(self, samples: Any, region: Region, outputs: Sequence[Any], stream: Any) -> None:
         """Fill the outputs from a region's input with its halo, step by step."""
         xp, asked = module_of(samples), self._parameters
         spanned, halos = self._spanned(region), self._halos(self._spanned(region))
         held = grown(region, halos[0])  # what `samples` covers
-        keeps_rows = len(self._steps) > 1 and self._steps[0].keeps_rows and not spanned[self._row]
-        if keeps_rows and xp is not np:
-            samples, held = self._padded(samples, held)
-        if asked.mode == "wrap" and held.start[self._row] <= 0 and held.stop[self._row] >= self.header.shape[self._row]:
-            keeps_rows = False  # beyond the edges would be put what rows of full length lack
         for index, step in enumerate(self._steps):
             wanted = grown(region, halos[index + 1])
             looked_at = grown(wanted, _without(step.halo, spanned))
-            keeps_rows = keeps_rows and step.keeps_rows
-            if keeps_rows:
-                wanted, looked_at = (_with_rows(each, held, self._row) for each in (wanted, looked_at))
             is_last = index == len(self._steps) - 1
-            is_whole = is_last and not keeps_rows
-            out = outputs[0] if is_whole else xp.empty(wanted.shape, step.header.dtype)
+            out = outputs[0] if is_last else xp.empty(wanted.shape, step.header.dtype)
             block = xp.ascontiguousarray(samples[within(looked_at, held)])
             step.apply(step.definition.function, block, wanted, out, stream)
-            if is_last and keeps_rows:
-                copy_rows(out, within(region, wanted), outputs[0])
             if not is_last:
                 edges = Edges(
                     first=wanted.start, halo=halos[index + 1], shape=self.header.shape, mode=asked.mode, cval=asked.cval
@@ -314,28 +286,9 @@ class OperatorJob:
                     outputs[1][...] = out[within(region, wanted)]
             samples, held = out, wanted
 
-    def _padded(self, samples: Any, held: Region) -> tuple[Any, Region]:
-        """Samples whose rows are whole vectors, and what they cover: a copy if the image's own are not."""
-        length = samples.shape[self._row]
-        beyond = -length % self._vector
-        if beyond == 0:
-            return samples, held
-        longer = grown(held, [(0, beyond if axis == self._row else 0) for axis in range(samples.ndim)])
-        padded = module_of(samples).zeros(longer.shape, samples.dtype)
-        padded[within(held, longer)] = samples
-        return padded, longer
-
 
 def _without(halo: Reach, spanned: tuple[bool, ...]) -> Reach:
     return [(0, 0) if each else sides for each, sides in zip(spanned, halo, strict=True)]
-
-
-def _with_rows(region: Region, of: Region, axis: int) -> Region:
-    """The region with the extent of another along one axis."""
-    return Region(
-        (*region.start[:axis], of.start[axis], *region.start[axis + 1 :]),
-        (*region.stop[:axis], of.stop[axis], *region.stop[axis + 1 :]),
-    )
 
 
 class _Both:

@@ -46,7 +46,6 @@ class Definition:
     given: Mapping[str, Any] = field(default_factory=dict)
     anchored: bool | Callable[[Any], bool] = False
     symmetric: bool | Callable[[Any], bool] = False
-    keeps_rows: bool = False
     extends: bool = False
     work_floats: float | Callable[[Any], float] = 0
     missing_as_nan: bool | Callable[[Any], bool] = False
@@ -201,11 +200,6 @@ class Step:
     def _called_halo(self, declared: Callable[..., Reach]) -> Reach:
         takes_axes = len(inspect.signature(declared).parameters) > 1
         return declared(self.parameters, *([len(self.axes)] if takes_axes else []))
-
-    @property
-    def keeps_rows(self) -> bool:
-        """Whether results may be as long along an axis as the block, and anything where that lacks samples."""
-        return self.definition.keeps_rows or not fills_out(_parameters_of(self.definition.function))
 
     def _halo(self, samples: Any, out: Any) -> list[tuple[int, int]]:
         """What `samples` hold before and after the samples of `out`: the halo, except along axes of the same length."""
