@@ -64,6 +64,7 @@ class Step:
     axes   : of a block, by their number in the image
     halo   : samples before and after along each axis of the image
     remarks: on what was taken from the image
+    whole_shape : of the image, if the header is that of a part; set by the job. Regions are those of the image then
     work_bytes : of the arrays that computing makes, for each sample of a block
     """
 
@@ -80,6 +81,7 @@ class Step:
         if in_pixels is not parameters:
             parameters, arguments = in_pixels, in_pixels.own()
         self.definition, self.parameters, self._path = definition, parameters, path
+        self.whole_shape = source.shape
         self._arguments = {**definition.given, **arguments}
         self.remarks: dict[str, Any] = dict(extents)
         self._take_nodata(source)
@@ -241,7 +243,7 @@ class Step:
     def _edges(self, samples: Any, region: Region, out: Any) -> Edges:
         halo, asked = self._halo(samples, out), self.parameters
         return Edges(
-            first=grown(region, halo).start, halo=halo, shape=self.header.shape, mode=asked.mode, cval=asked.cval
+            first=grown(region, halo).start, halo=halo, shape=self.whole_shape, mode=asked.mode, cval=asked.cval
         )
 
     def _fill(self, function: Callable[..., Any], samples: Any, region: Region, out: Any, stream: Any) -> None:
