@@ -98,7 +98,7 @@ struct SlabShape {
     static constexpr int LANES = IS_APART || IS_SPLIT ? EACH : 1;                   // rows of a line; two rows' words are of one column
     static constexpr int DOWN = TAPS_Y / 2, ALONG = TAPS_X / 2;                     // pairs of a run
     static constexpr int BATCH = DOWN < 6 ? 8 / DOWN * 2 * DOWN : 2 * DOWN;         // rows that are computed at once: whole runs
-    static constexpr int PART = ALONG < 6 && INNER == 1 ? 8 / ALONG * ALONG : ALONG;  // pairs of a line that are
+    static constexpr int PART = ALONG < 6 && INNER == 1 ? 8 / ALONG * ALONG : ALONG;  // pairs that are computed at once
     static constexpr int ROWS = BATCHES * BATCH, LINES = ROWS / LANES;              // of a slab
     static constexpr int LEAD = (STEPS * 2 * DOWN + BATCH - 1) / BATCH * BATCH;     // rows before a band's first result: whole batches
     static constexpr int HALF = THREADS + (IS_SPLIT ? (INNER + 1) / 2 : 0), PITCH = THREADS * LANES + INNER;  // words of a line
