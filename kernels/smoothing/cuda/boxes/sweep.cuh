@@ -30,6 +30,24 @@
 constexpr int START_THREADS = 64, START_BLOCKS = 14, START_ROWS = 8;  // of box_starts; rows that a thread loads at once
 constexpr unsigned short CONSTANT_SOURCE = 0xFFFF, FAR_SOURCE = 0xFFFE;
 
+#ifndef SKIP_COMPLETE
+#define SKIP_COMPLETE 1
+#endif
+#ifndef SKIP_SHARE
+#define SKIP_SHARE 1
+#endif
+#ifndef SKIP_STARTS
+#define SKIP_STARTS 1
+#endif
+#ifndef SWEEP_STAGES
+#define SWEEP_STAGES 2
+#endif
+#ifndef ASKED
+#define ASKED 1
+#endif
+#ifndef LEAD
+#define LEAD 0
+#endif
 #ifndef MOST_ALONE
 #define MOST_ALONE 600  // pixels beyond the ends of a row that the last warp completes
 #endif
@@ -131,7 +149,7 @@ box_starts(const Sample* __restrict__ in, unsigned* __restrict__ sums, Sweep swe
 // Two stages of the rows of a step in shared memory, each as it lies in memory: entering, leaving, entering, leaving …
 template <int ROWS>
 struct Staged {
-    int row[2][2 * ROWS], begin[2][2 * ROWS];  // -1: a row of the constant; where the strip begins in shared memory
+    int row[SWEEP_STAGES][2 * ROWS], begin[SWEEP_STAGES][2 * ROWS];  // -1: a row of the constant; where the strip begins in shared memory
 };
 
 template <typename T>
@@ -191,12 +209,12 @@ box_sweep(const Sample* __restrict__ in, Sample* __restrict__ out, const unsigne
     __shared__ BlockSums<unsigned, CHANNELS * ROWS> sums[2];  // of odd and even steps
     __shared__ BlockSums<Sum, CHANNELS> first_sums;
     __shared__ Staged<ROWS> staged;
-    __shared__ __align__(8) unsigned long long arrivals[2], completed[2];  // of the stages' rows
+    __shared__ __align__(8) unsigned long long arrivals[SWEEP_STAGES], completed[SWEEP_STAGES];  // of the stages' rows
     const int pitch = sweep.pitch, warps = blockDim.x / 32 - 1, threads = 32 * warps;  // but for the last, which brings rows
     const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
-    unsigned* results = reinterpret_cast<unsigned*>(shared + 2 * SLOTS * pitch) + warp * ROWS * 32 * WORDS;
+    unsigned* results = reinterpret_cast<unsigned*>(shared + SWEEP_STAGES * SLOTS * pitch) + warp * ROWS * 32 * WORDS;
     // Of pixels beyond the ends: the pixel of the strip from which they come.
-    unsigned short* source = reinterpret_cast<unsigned short*>(shared + 2 * SLOTS * pitch + 4 * ROWS * threads * WORDS);
+    unsigned short* source = reinterpret_cast<unsigned short*>(shared + SWEEP_STAGES * SLOTS * pitch + 4 * ROWS * threads * WORDS);
 
     const int tile = blockIdx.x % sweep.tiles, band = blockIdx.x / sweep.tiles % sweep.bands;
     const long long plane = blockIdx.x / sweep.tiles / sweep.bands;
@@ -222,7 +240,7 @@ box_sweep(const Sample* __restrict__ in, Sample* __restrict__ out, const unsigne
     const auto ask = [&](int step) {
         if (step >= steps) return;
         constexpr int LANES = 32 / SLOTS;
-        const int k = lane / LANES, part = lane % LANES, stage = step % 2;
+        const int k = lane / LANES, part = lane % LANES, stage = step % SWEEP_STAGES;
         const int after_first = min(step * ROWS + k / 2, height - 2);
         const int row = border_index(first + after_first + (k % 2 == 0 ? sweep.taps_y : 0), sweep.rows, sweep.mode_y);
         unsigned char* slot = shared + (stage * SLOTS + k) * pitch;
@@ -258,8 +276,8 @@ box_sweep(const Sample* __restrict__ in, Sample* __restrict__ out, const unsigne
     // The last warp completes rows beyond their ends while the others sum; if many pixels are missing, these do the rest.
     const int alone = __CUDA_ARCH__ < 900 ? beyond : min(beyond, MOST_ALONE);
     const auto complete = [&](int step, int first, int end, int count) {
-        const int stage = step % 2;
-        wait_for_arrival(shared_address(&arrivals[stage]), step / 2);
+        const int stage = step % SWEEP_STAGES;
+        wait_for_arrival(shared_address(&arrivals[stage]), step / SWEEP_STAGES);
 #if __CUDA_ARCH__ < 900
         wait_for_copies();
 #endif
@@ -267,7 +285,7 @@ box_sweep(const Sample* __restrict__ in, Sample* __restrict__ out, const unsigne
         const auto sample = [&](int k, int i) -> Sample& { return reinterpret_cast<Sample*>(shared + staged.begin[stage][k])[i]; };
         constexpr int AT_ONCE = 4 / ROWS;  // pixels of a lane, all of which are loaded before the first is stored
 #pragma unroll 1
-        for (int begin = first; begin < end; begin += count * AT_ONCE) {
+        for (int begin = first; begin < end && SKIP_COMPLETE; begin += count * AT_ONCE) {
             int to[AT_ONCE], from[AT_ONCE], least = 0;  // -1: the constant; -2 - the column of a pixel outside the strip
 #pragma unroll
             for (int q = 0; q < AT_ONCE; ++q) {
@@ -304,13 +322,13 @@ box_sweep(const Sample* __restrict__ in, Sample* __restrict__ out, const unsigne
     const auto await = [&](int step) {
 #if __CUDA_ARCH__ >= 900
         if (alone < beyond) complete(step, alone + thread, beyond, threads);
-        wait_for_arrival(shared_address(&completed[step % 2]), step / 2);
+        wait_for_arrival(shared_address(&completed[step % SWEEP_STAGES]), step / SWEEP_STAGES);
 #else
         __syncthreads();
 #endif
     };
 
-    if (thread < 2) {
+    if (thread < SWEEP_STAGES) {
         init_arrival(&arrivals[thread], SLOTS);
         init_arrival(&completed[thread], alone < beyond ? 32 + threads : 32);
     }
@@ -322,10 +340,11 @@ box_sweep(const Sample* __restrict__ in, Sample* __restrict__ out, const unsigne
         ask(0);
         __syncthreads();  // they know where the first rows are
 #pragma unroll 1
-        for (int step = 0; step < steps; ++step) {
+        for (int step = -LEAD; step < steps; ++step) {
 #if __CUDA_ARCH__ >= 900
-            ask(step + 1);
-            complete(step, lane, alone, 32);
+            if (step + ASKED > 0) ask(step + ASKED);
+            if (step + LEAD < steps) complete(step + LEAD, lane, alone, 32);
+            if (step < 0) continue;
 #else
             complete(step, lane, alone, 32);
             __syncthreads();
@@ -347,7 +366,7 @@ box_sweep(const Sample* __restrict__ in, Sample* __restrict__ out, const unsigne
 #pragma unroll
         for (int q = 0; q < AT_ONCE; ++q) from[q] = place_of(min(begin + q * threads, span - 1));
 #pragma unroll 8
-        for (int k = 0; k < sweep.parts; ++k)
+        for (int k = 0; k < sweep.parts && SKIP_STARTS; ++k)
 #pragma unroll
             for (int q = 0; q < AT_ONCE; ++q)
                 sum[q] += __ldg(band_starts + static_cast<long long>(k) * row_samples + max(from[q], 0));
@@ -431,8 +450,8 @@ box_sweep(const Sample* __restrict__ in, Sample* __restrict__ out, const unsigne
         unsigned change[ROWS][SAMPLES], total[ROWS * CHANNELS], share[ROWS * CHANNELS] = {}, earlier[ROWS * CHANNELS];
 #pragma unroll
         for (int k = 0; k < ROWS; ++k) {
-            const int begin = staged.begin[step % 2][2 * k];
-            const unsigned char *entering = shared + begin, *leaving = shared + staged.begin[step % 2][2 * k + 1];
+            const int begin = staged.begin[step % SWEEP_STAGES][2 * k];
+            const unsigned char *entering = shared + begin, *leaving = shared + staged.begin[step % SWEEP_STAGES][2 * k + 1];
             window_changes<Sample, CHANNELS>(change[k], reinterpret_cast<unsigned(&)[CHANNELS]>(total[k * CHANNELS]),
                                              entering + thread * 4 * WORDS, leaving + thread * 4 * WORDS, reach * BYTES, 0xFF01u,
                                              0x01FFu, alike, begin % 4);
@@ -446,7 +465,7 @@ box_sweep(const Sample* __restrict__ in, Sample* __restrict__ out, const unsigne
 #else
             unsigned(&own)[CHANNELS] = reinterpret_cast<unsigned(&)[CHANNELS]>(share[k * CHANNELS]);
 #pragma unroll 1
-            for (int i = thread; i < sweep.taps_x / A_WORD; i += threads) {
+            for (int i = thread; i < sweep.taps_x / A_WORD && SKIP_SHARE; i += threads) {
                 add_pixels<Sample, CHANNELS>(own, entering + 4 * CHANNELS * i, 0x01010101u);
                 add_pixels<Sample, CHANNELS>(own, leaving + 4 * CHANNELS * i, 0xFFFFFFFFu);
             }

@@ -19,6 +19,7 @@ from kernels.smoothing.cuda.fused import MAX_BLOCKS, MAX_LENGTH, SECTOR_BYTES, V
 from kernels.smoothing.window import Window
 
 START_THREADS = 64
+STAGES = 2
 STATIC_BYTES = 6144
 SLACK_BYTES = 64  # of a row in shared memory: the rest of its first sector and last word
 MORE_TILES = 6  # across a row than the fewest that are tried
@@ -131,7 +132,7 @@ def _cuts(view: View, dtype: np.dtype[Any]) -> list[Cut]:
         threads = up_to(-(-outputs * channels // samples), 32)
         pitch = up_to((threads * samples + taps_x * channels) * dtype.itemsize + SLACK_BYTES, SECTOR_BYTES)
         # Rows of two steps, results, and the sources of pixels beyond the edges.
-        shared = shape.rows * (4 * pitch + 4 * threads * shape.words) + 2 * _beyond(view, outputs)
+        shared = shape.rows * (2 * STAGES * pitch + 4 * threads * shape.words) + 2 * _beyond(view, outputs)
         shared = max(shared, SHARED_BYTES_WITHOUT_ASKING + 1)  # the static ones may pass that
         at_once = min((shared_bytes_a_block() + 1024) // (shared + STATIC_BYTES), shape.threads // (threads + 32))
         if at_once == 0 or outputs * (tiles - 1) >= out_columns:
