@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from kernels.runtime.launch import SHARED_BYTES_WITHOUT_ASKING, kernel, multiprocessors, shared_bytes_a_block
+from kernels.runtime.launch import kernel, multiprocessors, shared_bytes_a_block
 from kernels.smoothing.borders import MODES
 from kernels.smoothing.cuda import tuning
 from kernels.smoothing.cuda.block_partition import up_to
@@ -133,7 +133,6 @@ def _cuts(view: View, dtype: np.dtype[Any]) -> list[Cut]:
         pitch = up_to((threads * samples + taps_x * channels) * dtype.itemsize + SLACK_BYTES, SECTOR_BYTES)
         # Rows of two steps, results, and the sources of pixels beyond the edges.
         shared = shape.rows * (2 * STAGES * pitch + 4 * threads * shape.words) + 2 * _beyond(view, outputs)
-        shared = max(shared, SHARED_BYTES_WITHOUT_ASKING + 1)  # the static ones may pass that
         at_once = min((shared_bytes_a_block() + 1024) // (shared + STATIC_BYTES), shape.threads // (threads + 32))
         if at_once == 0 or outputs * (tiles - 1) >= out_columns:
             continue
