@@ -50,12 +50,12 @@ RUNNING_START_ROWS = 48  # that a block could have filtered while it waits for i
 
 # sweep: the shapes of box_sweep by bytes of a sample and channels.
 SWEEP = {
-    (1, 1): {"words": 7, "threads": 384, "rows": 2},
-    (1, 2): {"words": 9, "threads": 384, "rows": 2},
-    (1, 3): {"words": 9, "threads": 384, "rows": 2},
-    (1, 4): {"words": 9, "threads": 384, "rows": 2},
-    (2, 1): {"words": 9, "threads": 512, "rows": 2},
-    (2, 2): {"words": 9, "threads": 512, "rows": 2},
-    (2, 3): {"words": 15, "threads": 512, "rows": 1},
-    (2, 4): {"words": 18, "threads": 512, "rows": 1},
+    (1, 1): [{"words": 7, "threads": 384, "rows": 2}],
+    (1, 2): [{"words": 9, "threads": 384, "rows": 2}],
+    (1, 3): [{"words": 9, "threads": 384, "rows": 2}],
+    (1, 4): [{"words": 9, "threads": 384, "rows": 2}],
+    (2, 1): [{"words": 9, "threads": 512, "rows": 2}],
+    (2, 2): [{"words": 9, "threads": 512, "rows": 2}],
+    (2, 3): [{"words": 15, "threads": 512, "rows": 1}],
+    (2, 4): [{"words": 18, "threads": 512, "rows": 1}],
 }

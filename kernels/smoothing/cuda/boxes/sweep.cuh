@@ -42,6 +42,9 @@ constexpr unsigned short CONSTANT_SOURCE = 0xFFFF, FAR_SOURCE = 0xFFFE;
 #ifndef SWEEP_STAGES
 #define SWEEP_STAGES 2
 #endif
+#ifndef OTHERS_AT_ONCE
+#define OTHERS_AT_ONCE 1
+#endif
 #ifndef ASKED
 #define ASKED 1
 #endif
@@ -49,7 +52,7 @@ constexpr unsigned short CONSTANT_SOURCE = 0xFFFF, FAR_SOURCE = 0xFFFE;
 #define LEAD 0
 #endif
 #ifndef MOST_ALONE
-#define MOST_ALONE 600  // pixels beyond the ends of a row that the last warp completes
+#define MOST_ALONE 128  // pixels beyond the ends of a row that the last warp completes
 #endif
 
 struct Sweep {
@@ -236,13 +239,16 @@ box_sweep(const Sample* __restrict__ in, Sample* __restrict__ out, const unsigne
         return pixel < 0 ? -1 : static_cast<int>(pixel * CHANNELS + at % CHANNELS);
     };
 
-    // Starts copying the rows of a step: each by a part of the warp.
-    const auto ask = [&](int step) {
+    // The last warp asks for the rows of a step, each by a part of its lanes. These find the row,
+    constexpr int LANES = 32 / SLOTS;
+    const auto row_of = [&](int step) {
+        const int k = lane / LANES, after_first = min(step * ROWS + k / 2, height - 2);
+        return border_index(first + after_first + (k % 2 == 0 ? sweep.taps_y : 0), sweep.rows, sweep.mode_y);
+    };
+    // and start its copy.
+    const auto ask = [&](int step, int row) {
         if (step >= steps) return;
-        constexpr int LANES = 32 / SLOTS;
         const int k = lane / LANES, part = lane % LANES, stage = step % SWEEP_STAGES;
-        const int after_first = min(step * ROWS + k / 2, height - 2);
-        const int row = border_index(first + after_first + (k % 2 == 0 ? sweep.taps_y : 0), sweep.rows, sweep.mode_y);
         unsigned char* slot = shared + (stage * SLOTS + k) * pitch;
         const Sample* line = line_of(max(row, 0));
         const long long begin = reinterpret_cast<long long>(line) + static_cast<long long>(left) * BYTES;
@@ -275,7 +281,7 @@ box_sweep(const Sample* __restrict__ in, Sample* __restrict__ out, const unsigne
     };
     // The last warp completes rows beyond their ends while the others sum; if many pixels are missing, these do the rest.
     const int alone = __CUDA_ARCH__ < 900 ? beyond : min(beyond, MOST_ALONE);
-    const auto complete = [&](int step, int first, int end, int count) {
+    const auto complete = [&](auto at_once, int step, int first, int end, int count) {
         const int stage = step % SWEEP_STAGES;
         wait_for_arrival(shared_address(&arrivals[stage]), step / SWEEP_STAGES);
 #if __CUDA_ARCH__ < 900
@@ -283,7 +289,7 @@ box_sweep(const Sample* __restrict__ in, Sample* __restrict__ out, const unsigne
 #endif
         __syncwarp();
         const auto sample = [&](int k, int i) -> Sample& { return reinterpret_cast<Sample*>(shared + staged.begin[stage][k])[i]; };
-        constexpr int AT_ONCE = 4 / ROWS;  // pixels of a lane, all of which are loaded before the first is stored
+        constexpr int AT_ONCE = at_once.value;  // pixels of a lane, all of which are loaded before the first is stored
 #pragma unroll 1
         for (int begin = first; begin < end && SKIP_COMPLETE; begin += count * AT_ONCE) {
             int to[AT_ONCE], from[AT_ONCE], least = 0;  // -1: the constant; -2 - the column of a pixel outside the strip
@@ -318,15 +324,6 @@ box_sweep(const Sample* __restrict__ in, Sample* __restrict__ out, const unsigne
         arrive(&completed[stage]);
 #endif
     };
-    // Waits for these.
-    const auto await = [&](int step) {
-#if __CUDA_ARCH__ >= 900
-        if (alone < beyond) complete(step, alone + thread, beyond, threads);
-        wait_for_arrival(shared_address(&completed[step % SWEEP_STAGES]), step / SWEEP_STAGES);
-#else
-        __syncthreads();
-#endif
-    };
 
     if (thread < SWEEP_STAGES) {
         init_arrival(&arrivals[thread], SLOTS);
@@ -337,18 +334,24 @@ box_sweep(const Sample* __restrict__ in, Sample* __restrict__ out, const unsigne
         __syncthreads();  // the others have the column sums,
         __syncthreads();  // add up the first windows,
         __syncthreads();  // and no longer need the column sums, whose place the rows take
-        ask(0);
+        ask(0, row_of(0));
+        int row = row_of(1);
         __syncthreads();  // they know where the first rows are
 #pragma unroll 1
         for (int step = -LEAD; step < steps; ++step) {
 #if __CUDA_ARCH__ >= 900
-            if (step + ASKED > 0) ask(step + ASKED);
-            if (step + LEAD < steps) complete(step + LEAD, lane, alone, 32);
+#ifdef LATE_ROW
+            row = row_of(step + ASKED);
+#endif
+            if (step + ASKED > 0) ask(step + ASKED, row);
+            if (step + LEAD < steps) complete(Known<4 / ROWS>(), step + LEAD, lane, alone, 32);
+            row = row_of(step + ASKED + 1);
             if (step < 0) continue;
 #else
-            complete(step, lane, alone, 32);
+            complete(Known<4 / ROWS>(), step, lane, alone, 32);
             __syncthreads();
-            ask(step + 1);
+            ask(step + 1, row);
+            row = row_of(step + 2);
 #endif
             __syncthreads();
         }
@@ -445,39 +448,48 @@ box_sweep(const Sample* __restrict__ in, Sample* __restrict__ out, const unsigne
 
     const bool alike = row_samples * BYTES % 4 == 0;  // whether all rows start at the same byte of a word
 #pragma unroll 1
-    for (int step = 0; step < steps; ++step) {
-        await(step);
+    for (int step = -1; step < steps; ++step) {
         unsigned change[ROWS][SAMPLES], total[ROWS * CHANNELS], share[ROWS * CHANNELS] = {}, earlier[ROWS * CHANNELS];
+        if (step >= 0) {
+#if __CUDA_ARCH__ >= 900
+            wait_for_arrival(shared_address(&completed[step % SWEEP_STAGES]), step / SWEEP_STAGES);
+#else
+            __syncthreads();
+#endif
 #pragma unroll
-        for (int k = 0; k < ROWS; ++k) {
-            const int begin = staged.begin[step % SWEEP_STAGES][2 * k];
-            const unsigned char *entering = shared + begin, *leaving = shared + staged.begin[step % SWEEP_STAGES][2 * k + 1];
-            window_changes<Sample, CHANNELS>(change[k], reinterpret_cast<unsigned(&)[CHANNELS]>(total[k * CHANNELS]),
-                                             entering + thread * 4 * WORDS, leaving + thread * 4 * WORDS, reach * BYTES, 0xFF01u,
-                                             0x01FFu, alike, begin % 4);
+            for (int k = 0; k < ROWS; ++k) {
+                const int begin = staged.begin[step % SWEEP_STAGES][2 * k];
+                const unsigned char *entering = shared + begin, *leaving = shared + staged.begin[step % SWEEP_STAGES][2 * k + 1];
+                window_changes<Sample, CHANNELS>(change[k], reinterpret_cast<unsigned(&)[CHANNELS]>(total[k * CHANNELS]),
+                                                 entering + thread * 4 * WORDS, leaving + thread * 4 * WORDS, reach * BYTES, 0xFF01u,
+                                                 0x01FFu, alike, begin % 4);
 #ifdef SHARE_SAMPLES
 #pragma unroll 1
-            for (int i = thread * CHANNELS; i < reach; i += threads * CHANNELS)
+                for (int i = thread * CHANNELS; i < reach; i += threads * CHANNELS)
 #pragma unroll
-                for (int c = 0; c < CHANNELS; ++c)
-                    share[k * CHANNELS + c] +=
-                        reinterpret_cast<const Sample*>(entering)[i + c] - reinterpret_cast<const Sample*>(leaving)[i + c];
+                    for (int c = 0; c < CHANNELS; ++c)
+                        share[k * CHANNELS + c] +=
+                            reinterpret_cast<const Sample*>(entering)[i + c] - reinterpret_cast<const Sample*>(leaving)[i + c];
 #else
-            unsigned(&own)[CHANNELS] = reinterpret_cast<unsigned(&)[CHANNELS]>(share[k * CHANNELS]);
+                unsigned(&own)[CHANNELS] = reinterpret_cast<unsigned(&)[CHANNELS]>(share[k * CHANNELS]);
 #pragma unroll 1
-            for (int i = thread; i < sweep.taps_x / A_WORD && SKIP_SHARE; i += threads) {
-                add_pixels<Sample, CHANNELS>(own, entering + 4 * CHANNELS * i, 0x01010101u);
-                add_pixels<Sample, CHANNELS>(own, leaving + 4 * CHANNELS * i, 0xFFFFFFFFu);
-            }
-            if (thread < sweep.taps_x % A_WORD) {
-                const int i = (sweep.taps_x / A_WORD * A_WORD + thread) * CHANNELS;
+                for (int i = thread; i < sweep.taps_x / A_WORD && SKIP_SHARE; i += threads) {
+                    add_pixels<Sample, CHANNELS>(own, entering + 4 * CHANNELS * i, 0x01010101u);
+                    add_pixels<Sample, CHANNELS>(own, leaving + 4 * CHANNELS * i, 0xFFFFFFFFu);
+                }
+                if (thread < sweep.taps_x % A_WORD) {
+                    const int i = (sweep.taps_x / A_WORD * A_WORD + thread) * CHANNELS;
 #pragma unroll
-                for (int c = 0; c < CHANNELS; ++c)
-                    own[c] += reinterpret_cast<const Sample*>(entering)[i + c] - reinterpret_cast<const Sample*>(leaving)[i + c];
-            }
+                    for (int c = 0; c < CHANNELS; ++c)
+                        own[c] += reinterpret_cast<const Sample*>(entering)[i + c] - reinterpret_cast<const Sample*>(leaving)[i + c];
+                }
 #endif
+            }
+            sums[step % 2].add(earlier, total, share, warps);
         }
-        sums[step % 2].add(earlier, total, share, warps);
+        if (alone < beyond && step + 1 < steps)
+            complete(Known<OTHERS_AT_ONCE>(), step + 1, alone + thread, beyond, threads);
+        if (step < 0) continue;
         wait_for_bulk_stores();
         __syncwarp();  // the last step's results have been read
 #pragma unroll

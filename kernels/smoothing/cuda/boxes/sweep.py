@@ -6,6 +6,7 @@ import ctypes
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -40,14 +41,15 @@ class Shape:
         return f"box_sweep<{sample}, {channels}, {self.words}, {self.threads}, {self.rows}, {total}>"
 
 
-SHAPES = {(itemsize, channels): Shape(**shape) for (itemsize, channels), shape in tuning.SWEEP.items()}
+SHAPES = {key: tuple(Shape(**shape) for shape in shapes) for key, shapes in tuning.SWEEP.items()}
 ENTRIES = (
     *(f"box_starts<{c}>" for c in C_TYPES.values()),
     *(
         shape.entry(c, channels, total)
         for dtype, c in C_TYPES.items()
-        for (itemsize, channels), shape in SHAPES.items()
+        for (itemsize, channels), shapes in SHAPES.items()
         if itemsize == np.dtype(dtype).itemsize
+        for shape in shapes
         for total in TOTALS[itemsize]
     ),
 )
@@ -97,8 +99,8 @@ def run(image: Any, windows: Sequence[Window], cval: float, out: Any, stream: An
     kernel("smoothing", f"box_starts<{C_TYPES[dtype.name]}>").launch(
         (blocks,), (START_THREADS,), (image, starts, sweep), stream=stream
     )
-    shape, total = SHAPES[dtype.itemsize, view.channels], _total(sweep.samples, dtype)
-    kernel("smoothing", shape.entry(C_TYPES[dtype.name], view.channels, total)).launch(
+    entry = cut.shape.entry(C_TYPES[dtype.name], view.channels, _total(sweep.samples, dtype))
+    kernel("smoothing", entry).launch(
         (view.planes * sweep.bands * sweep.tiles,), (cut.threads + 32,), (image, out, starts, sweep),
         shared_bytes=cut.shared_bytes, stream=stream,
     )  # fmt: skip
@@ -109,6 +111,7 @@ def run(image: Any, windows: Sequence[Window], cval: float, out: Any, stream: An
 class Cut:
     """How an image is cut into blocks of box_sweep."""
 
+    shape: Shape
     threads: int  # of a block that sum; 32 more ask for rows
     tiles: int  # across a row
     outputs: int  # pixels of a row that a block writes
@@ -124,10 +127,10 @@ def _cuts(view: View, dtype: np.dtype[Any]) -> list[Cut]:
     """Those that are possible."""
     taps_y, taps_x = (1 if window is None else window.taps for window in (view.down, view.across))
     out_rows, out_columns = _output(view)
-    shape, channels = SHAPES[dtype.itemsize, view.channels], view.channels
-    samples = shape.words * 4 // dtype.itemsize  # of a thread
-    fewest, found = -(-out_columns * channels // (samples * (shape.threads - 32))), []
-    for tiles in range(fewest, fewest + MORE_TILES):
+    channels, found = view.channels, []
+    for shape, more in product(SHAPES[dtype.itemsize, channels], range(MORE_TILES)):
+        samples = shape.words * 4 // dtype.itemsize  # of a thread
+        tiles = -(-out_columns * channels // (samples * (shape.threads - 32))) + more
         outputs = min(up_to(-(-out_columns // tiles), VECTOR_BYTES), out_columns)
         threads = up_to(-(-outputs * channels // samples), 32)
         pitch = up_to((threads * samples + taps_x * channels) * dtype.itemsize + SLACK_BYTES, SECTOR_BYTES)
@@ -145,7 +148,7 @@ def _cuts(view: View, dtype: np.dtype[Any]) -> list[Cut]:
         cost = -(-blocks // (at_once * multiprocessors())) * at_once * row * (band_rows + START_ROWS)
         found.append(
             Cut(
-                threads=threads, tiles=tiles, outputs=outputs, pitch=pitch, shared_bytes=shared,
+                shape=shape, threads=threads, tiles=tiles, outputs=outputs, pitch=pitch, shared_bytes=shared,
                 bands=bands, parts=parts, span=span, cost=cost,
             )
         )  # fmt: skip
