@@ -85,67 +85,86 @@ __device__ inline unsigned sample_of(const unsigned* word, int k) {
 template <typename Sample>
 __global__ void __launch_bounds__(START_THREADS, START_BLOCKS)
 box_starts(const Sample* __restrict__ in, unsigned* __restrict__ sums, Sweep sweep) {
-    constexpr int EACH = 16 / sizeof(Sample), SIZE = START_THREADS * EACH;
-    const int row_samples = sweep.columns * sweep.channels, thread = threadIdx.x;
-    const int tiles = (row_samples + SIZE - 1) / SIZE, count = sweep.bands + sweep.parts - 1;
-    const int tile = blockIdx.x % tiles * SIZE, band = blockIdx.x / tiles % count;
+    constexpr int EACH = 16 / sizeof(Sample);
+    const int row_samples = sweep.columns * sweep.channels, thread = threadIdx.x, lane = thread % 32;
+    // A thread sums a vector of neighbours. Of unaligned rows, each lane loads a part of its vector and of the one before.
+    const int lanes = sweep.aligned ? 32 : 31, vector = thread / 32 * lanes + lane, size = START_THREADS / 32 * lanes * EACH;
+    const int tiles = (row_samples + size - 1) / size, count = sweep.bands + sweep.parts - 1;
+    // The last tile ends with the row if that has a whole one. Bands that need the last row come first, since they take longest.
+    const int tile = max(min(static_cast<int>(blockIdx.x % tiles) * size, row_samples - size), 0);
+    const int band = count - 1 - static_cast<int>(blockIdx.x / tiles % count);
     const long long plane = blockIdx.x / tiles / count;
-    const int first = sweep.first(band), rows = min(sweep.first(band + 1) - first, sweep.taps_y);
+    const int all_first = sweep.first(band), all_rows = min(sweep.first(band + 1) - all_first, sweep.taps_y);
+    // In mode CONSTANT, those inside the image.
+    const bool cut = sweep.mode_y == CONSTANT;
+    const int first = cut ? max(all_first, 0) : all_first;
+    const int rows = max((cut ? min(all_first + all_rows, sweep.rows) : all_first + all_rows) - first, 0);
     const Sample* source = in + plane * sweep.rows * row_samples + tile;
-    unsigned sum[EACH] = {};
+    unsigned sum[EACH];
+#pragma unroll
+    for (int k = 0; k < EACH; ++k) sum[k] = static_cast<Sample>(sweep.fill) * (all_rows - rows);
     const bool inside = first >= 0 && first + rows <= sweep.rows;
     const auto row_of = [&](int row) { return inside ? row : border_index(row, sweep.rows, sweep.mode_y); };
     const auto line_of = [&](int row) { return source + static_cast<long long>(row) * row_samples; };
-    // A thread has a vector of neighbours, otherwise samples START_THREADS apart. Unaligned ones take some samples behind.
-    const bool vectors = tile + SIZE + (sweep.aligned ? 0 : EACH) <= row_samples && (inside || sweep.mode_y != CONSTANT);
-    // The lanes find 32 rows, and a thread begins ROWS loads before it adds.
-    const auto add_vectors = [&](auto at_once, auto load) {
-        constexpr int ROWS = at_once.value;
-        const int last = first + rows - 1, lane = thread % 32;
-        int found_rows = 0;
+    // Otherwise samples START_THREADS apart: if vectors would reach beyond the image.
+    bool vectors = row_samples >= size;
+    if (!sweep.aligned && tile + size + EACH > row_samples) {
+        bool end = false;
+        for (int i = lane; i < rows; i += 32) end |= row_of(first + i) == sweep.rows - 1;
+        vectors = vectors && !__any_sync(WHOLE_WARP, end);
+    }
+    if (vectors) {
+        // The lanes find 32 rows, and a thread begins START_ROWS loads before it adds.
+        const int last = first + rows - 1;
+        int found_rows = 0, found_past = 0;  // bytes between a vector of memory and the row's
 #pragma unroll 1
-        for (int begin = first; begin <= last; begin += ROWS) {
-            if ((begin - first) % 32 == 0) found_rows = row_of(min(begin + lane, last));
-            uint4 found[ROWS] = {};
+        for (int begin = first; begin <= last; begin += START_ROWS) {
+            if ((begin - first) % 32 == 0) {
+                found_rows = row_of(min(begin + lane, last));
+                found_past = reinterpret_cast<long long>(line_of(found_rows)) % 16;
+            }
+            uint4 found[START_ROWS] = {};
 #pragma unroll
-            for (int k = 0; k < ROWS; ++k) {
+            for (int k = 0; k < START_ROWS; ++k) {
                 const int row = __shfl_sync(WHOLE_WARP, found_rows, (begin - first + k) % 32);
-                if (begin + k <= last) found[k] = load(line_of(row) + thread * EACH);
+                // The last lane loads for the one before.
+                const long long at = reinterpret_cast<long long>(line_of(row) + vector * EACH) - (lane == lanes);
+                if (begin + k <= last) found[k] = __ldg(reinterpret_cast<const uint4*>(at & ~15LL));
             }
 #pragma unroll
-            for (int k = 0; k < ROWS; ++k) {
-                const unsigned word[] = {found[k].x, found[k].y, found[k].z, found[k].w};
+            for (int k = 0; k < START_ROWS; ++k) {
+                uint4 own = found[k];
+                if (!sweep.aligned) {
+                    const uint4 next = make_uint4(__shfl_down_sync(WHOLE_WARP, own.x, 1), __shfl_down_sync(WHOLE_WARP, own.y, 1),
+                                                  __shfl_down_sync(WHOLE_WARP, own.z, 1), __shfl_down_sync(WHOLE_WARP, own.w, 1));
+                    own = shifted<sizeof(Sample)>(own, next, __shfl_sync(WHOLE_WARP, found_past, (begin - first + k) % 32));
+                }
+                const unsigned word[] = {own.x, own.y, own.z, own.w};
 #pragma unroll
                 for (int i = 0; i < EACH; ++i) sum[i] += sample_of<Sample>(word, i);
             }
         }
-    };
-    if (vectors && sweep.aligned) {
-        add_vectors(Known<START_ROWS>(), [](const Sample* at) { return __ldg(reinterpret_cast<const uint4*>(at)); });
-    } else if (vectors) {
-        add_vectors(Known<START_ROWS / 2>(), [](const Sample* at) { return load_anywhere(at); });
     } else {
         int place[EACH];
 #pragma unroll
         for (int k = 0; k < EACH; ++k) place[k] = min(k * START_THREADS + thread, row_samples - 1 - tile);
 #pragma unroll (32 / EACH)
         for (int row = first; row < first + rows; ++row) {
-            const int from = row_of(row);
-            const Sample* line = line_of(max(from, 0));
+            const Sample* line = line_of(row_of(row));
             Sample found[EACH];
 #pragma unroll
             for (int k = 0; k < EACH; ++k) found[k] = __ldg(line + place[k]);
 #pragma unroll
-            for (int k = 0; k < EACH; ++k) sum[k] += from < 0 ? static_cast<Sample>(sweep.fill) : found[k];
+            for (int k = 0; k < EACH; ++k) sum[k] += found[k];
         }
     }
     // Sums of signed samples are made those of samples plus 32768.
-    const unsigned bias = same<Sample, short> ? 32768u * rows : 0;
+    const unsigned bias = same<Sample, short> ? 32768u * all_rows : 0;
     unsigned* target = sums + (plane * count + band) * row_samples + tile;
 #pragma unroll
     for (int k = 0; k < EACH; ++k) {
-        const int at = vectors ? thread * EACH + k : k * START_THREADS + thread;
-        if (tile + at < row_samples) target[at] = sum[k] + bias;
+        const int at = vectors ? vector * EACH + k : k * START_THREADS + thread;
+        if (tile + at < row_samples && (vectors ? lane < lanes : at < size)) target[at] = sum[k] + bias;
     }
 }
 

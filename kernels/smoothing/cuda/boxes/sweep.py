@@ -95,7 +95,8 @@ def run(image: Any, windows: Sequence[Window], cval: float, out: Any, stream: An
     sweep.aligned = row_bytes % VECTOR_BYTES == 0 and image.data.ptr % VECTOR_BYTES == 0
     count = sweep.bands + sweep.parts - 1
     starts = cupy.empty((view.planes, count, row_samples), "uint32")
-    blocks = view.planes * count * -(-row_bytes // (VECTOR_BYTES * START_THREADS))
+    vectors = START_THREADS if sweep.aligned else START_THREADS // 32 * 31
+    blocks = view.planes * count * -(-row_bytes // (VECTOR_BYTES * vectors))
     kernel("smoothing", f"box_starts<{C_TYPES[dtype.name]}>").launch(
         (blocks,), (START_THREADS,), (image, starts, sweep), stream=stream
     )
