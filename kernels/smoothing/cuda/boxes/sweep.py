@@ -20,12 +20,10 @@ from kernels.smoothing.cuda.fused import MAX_BLOCKS, MAX_LENGTH, SECTOR_BYTES, V
 from kernels.smoothing.window import Window
 
 START_THREADS = 64
-STAGES = 2
 STATIC_BYTES = 6144
 SLACK_BYTES = 64  # of a row in shared memory: the rest of its first sector and last word
 MORE_TILES = 6  # across a row than the fewest that are tried
 START_ROWS = 12  # whose work the start of a block equals
-TOTALS = {1: ("unsigned", "unsigned long long"), 2: ("unsigned long long",)}  # of a window, by bytes of a sample
 C_TYPES = {"uint8": "unsigned char", "uint16": "unsigned short", "int16": "short"}
 
 
@@ -36,21 +34,29 @@ class Shape:
     words: int  # of results of a thread; an odd number keeps lanes on different banks
     threads: int  # most of a block, or of the blocks of a multiprocessor, as registers allow
     rows: int  # of a step
+    whole: bool = False  # whether it keeps the sums of windows in 32 bits, not means and rests
 
-    def entry(self, sample: str, channels: int, total: str) -> str:
+    def entry(self, sample: str, channels: int) -> str:
+        total = "unsigned" if self.whole else "unsigned long long"
         return f"box_sweep<{sample}, {channels}, {self.words}, {self.threads}, {self.rows}, {total}>"
+
+    def division(self, samples: int, dtype: np.dtype[Any]) -> tuple[int, int] | None:
+        """The multiplier and the shift of struct Sweep; None if sums do not fit."""
+        if self.whole:
+            return exact_division(samples, dtype) if samples <= 1 << 24 else None
+        shift = samples.bit_length() - 1 - (samples & samples - 1 == 0)
+        return -(-(1 << 32 + shift) // samples), shift
 
 
 SHAPES = {key: tuple(Shape(**shape) for shape in shapes) for key, shapes in tuning.SWEEP.items()}
 ENTRIES = (
     *(f"box_starts<{c}>" for c in C_TYPES.values()),
     *(
-        shape.entry(c, channels, total)
+        shape.entry(c, channels)
         for dtype, c in C_TYPES.items()
         for (itemsize, channels), shapes in SHAPES.items()
         if itemsize == np.dtype(dtype).itemsize
         for shape in shapes
-        for total in TOTALS[itemsize]
     ),
 )
 
@@ -100,8 +106,7 @@ def run(image: Any, windows: Sequence[Window], cval: float, out: Any, stream: An
     kernel("smoothing", f"box_starts<{C_TYPES[dtype.name]}>").launch(
         (blocks,), (START_THREADS,), (image, starts, sweep), stream=stream
     )
-    entry = cut.shape.entry(C_TYPES[dtype.name], view.channels, _total(sweep.samples, dtype))
-    kernel("smoothing", entry).launch(
+    kernel("smoothing", cut.shape.entry(C_TYPES[dtype.name], view.channels)).launch(
         (view.planes * sweep.bands * sweep.tiles,), (cut.threads + 32,), (image, out, starts, sweep),
         shared_bytes=cut.shared_bytes, stream=stream,
     )  # fmt: skip
@@ -129,14 +134,15 @@ def _cuts(view: View, dtype: np.dtype[Any]) -> list[Cut]:
     taps_y, taps_x = (1 if window is None else window.taps for window in (view.down, view.across))
     out_rows, out_columns = _output(view)
     channels, found = view.channels, []
-    for shape, more in product(SHAPES[dtype.itemsize, channels], range(MORE_TILES)):
+    shapes = (shape for shape in SHAPES[dtype.itemsize, channels] if shape.division(taps_y * taps_x, dtype))
+    for shape, more in product(shapes, range(MORE_TILES)):
         samples = shape.words * 4 // dtype.itemsize  # of a thread
         tiles = -(-out_columns * channels // (samples * (shape.threads - 32))) + more
         outputs = min(up_to(-(-out_columns // tiles), VECTOR_BYTES), out_columns)
         threads = up_to(-(-outputs * channels // samples), 32)
         pitch = up_to((threads * samples + taps_x * channels) * dtype.itemsize + SLACK_BYTES, SECTOR_BYTES)
         # Rows of two steps, results, and the sources of pixels beyond the edges.
-        shared = shape.rows * (2 * STAGES * pitch + 4 * threads * shape.words) + 2 * _beyond(view, outputs)
+        shared = shape.rows * (4 * pitch + 4 * threads * shape.words) + 2 * _beyond(view, outputs)
         at_once = min((shared_bytes_a_block() + 1024) // (shared + STATIC_BYTES), shape.threads // (threads + 32))
         if at_once == 0 or outputs * (tiles - 1) >= out_columns:
             continue
@@ -178,27 +184,17 @@ def _sweep(view: View, dtype: np.dtype[Any], cval: float, cut: Cut) -> Sweep:
     before_x, taps_x, mode_x = (0, 1, "reflect") if across is None else (across.before, across.taps, across.mode)
     out_rows, out_columns = _output(view)
     samples = taps_y * taps_x
-    multiplier, shift = _division(samples, dtype)
+    division = cut.shape.division(samples, dtype)
+    assert division is not None
     return Sweep(
         rows=view.rows, out_rows=out_rows, columns=view.columns, out_columns=out_columns,
         before_y=before_y, taps_y=taps_y, mode_y=MODES.index(mode_y),
         before_x=before_x, taps_x=taps_x, mode_x=MODES.index(mode_x),
         tiles=cut.tiles, outputs=cut.outputs * view.channels, pitch=cut.pitch,
         bands=cut.bands, parts=cut.parts, span=cut.span, channels=view.channels,
-        fill=int(cval) & 0xFFFF, samples=samples, multiplier=multiplier, shift=shift, extra=_extra(view, dtype),
+        fill=int(cval) & 0xFFFF, samples=samples, multiplier=division[0], shift=division[1],
+        extra=_extra(view, dtype),
     )  # fmt: skip
-
-
-def _total(samples: int, dtype: np.dtype[Any]) -> str:
-    """The C type of a window's sum: that of bytes fits 32 bits, up to 4096 x 4096 samples."""
-    return TOTALS[dtype.itemsize][dtype.itemsize == 1 and samples > 1 << 24]
-
-
-def _division(samples: int, dtype: np.dtype[Any]) -> tuple[int, int]:
-    """The multiplier and the shift of struct Sweep, for sums of 32 bits or for rests."""
-    whole = exact_division(samples, dtype) if _total(samples, dtype) == "unsigned" else None
-    shift = samples.bit_length() - 1 - (samples & samples - 1 == 0)
-    return whole or (-(-(1 << 32 + shift) // samples), shift)
 
 
 def _extra(view: View, dtype: np.dtype[Any]) -> int:
