@@ -5,6 +5,7 @@
 #include "block_scan.cuh"
 #include "borders.cuh"
 #include "bulk_copy.cuh"
+#include "mbarrier.cuh"
 #include "samples.cuh"
 #include "shifted.cuh"
 #include "cuda/boxes/running.cuh"
@@ -29,31 +30,6 @@
 
 constexpr int START_THREADS = 64, START_BLOCKS = 14, START_ROWS = 8;  // of box_starts; rows that a thread loads at once
 constexpr unsigned short CONSTANT_SOURCE = 0xFFFF, FAR_SOURCE = 0xFFFE;
-
-#ifndef SKIP_COMPLETE
-#define SKIP_COMPLETE 1
-#endif
-#ifndef SKIP_SHARE
-#define SKIP_SHARE 1
-#endif
-#ifndef SKIP_STARTS
-#define SKIP_STARTS 1
-#endif
-#ifndef SWEEP_STAGES
-#define SWEEP_STAGES 2
-#endif
-#ifndef OTHERS_AT_ONCE
-#define OTHERS_AT_ONCE 1
-#endif
-#ifndef ASKED
-#define ASKED 1
-#endif
-#ifndef LEAD
-#define LEAD 0
-#endif
-#ifndef MOST_ALONE
-#define MOST_ALONE 128  // pixels beyond the ends of a row that the last warp completes
-#endif
 
 struct Sweep {
     int rows, out_rows, columns, out_columns;  // of a plane; columns of pixels
@@ -87,67 +63,76 @@ __global__ void __launch_bounds__(START_THREADS, START_BLOCKS)
 box_starts(const Sample* __restrict__ in, unsigned* __restrict__ sums, Sweep sweep) {
     constexpr int EACH = 16 / sizeof(Sample);
     const int row_samples = sweep.columns * sweep.channels, thread = threadIdx.x, lane = thread % 32;
-    // A thread sums a vector of neighbours. Of unaligned rows, each lane loads a part of its vector and of the one before.
+    // A thread sums a vector of neighbours. If rows are not aligned, it gets the second part of it from the next lane.
     const int lanes = sweep.aligned ? 32 : 31, vector = thread / 32 * lanes + lane, size = START_THREADS / 32 * lanes * EACH;
     const int tiles = (row_samples + size - 1) / size, count = sweep.bands + sweep.parts - 1;
-    // The last tile ends with the row if that has a whole one. Bands that need the last row come first, since they take longest.
-    const int tile = max(min(static_cast<int>(blockIdx.x % tiles) * size, row_samples - size), 0);
-    const int band = count - 1 - static_cast<int>(blockIdx.x / tiles % count);
+    const int tile = max(min(static_cast<int>(blockIdx.x % tiles) * size, row_samples - size), 0);  // the last one ends with the row
+    const int band = blockIdx.x / tiles % count;
     const long long plane = blockIdx.x / tiles / count;
-    const int all_first = sweep.first(band), all_rows = min(sweep.first(band + 1) - all_first, sweep.taps_y);
-    // In mode CONSTANT, those inside the image.
-    const bool cut = sweep.mode_y == CONSTANT;
-    const int first = cut ? max(all_first, 0) : all_first;
-    const int rows = max((cut ? min(all_first + all_rows, sweep.rows) : all_first + all_rows) - first, 0);
+    const int first_sum = sweep.first(band), summed = min(sweep.first(band + 1) - first_sum, sweep.taps_y);
+    // The rows that are read: in mode CONSTANT those inside.
+    const bool constant = sweep.mode_y == CONSTANT;
+    const int first = constant ? max(first_sum, 0) : first_sum;
+    const int rows = (constant ? min(first_sum + summed, sweep.rows) : first_sum + summed) - first;
     const Sample* source = in + plane * sweep.rows * row_samples + tile;
     unsigned sum[EACH];
 #pragma unroll
-    for (int k = 0; k < EACH; ++k) sum[k] = static_cast<Sample>(sweep.fill) * (all_rows - rows);
+    for (int k = 0; k < EACH; ++k) sum[k] = (summed - max(rows, 0)) * static_cast<Sample>(sweep.fill);
     const bool inside = first >= 0 && first + rows <= sweep.rows;
+    const bool vectors = row_samples >= size && (sweep.aligned || sweep.rows > 1);
     const auto row_of = [&](int row) { return inside ? row : border_index(row, sweep.rows, sweep.mode_y); };
     const auto line_of = [&](int row) { return source + static_cast<long long>(row) * row_samples; };
-    // Otherwise samples START_THREADS apart: if vectors would reach beyond the image.
-    bool vectors = row_samples >= size;
-    if (!sweep.aligned && tile + size + EACH > row_samples) {
-        bool end = false;
-        for (int i = lane; i < rows; i += 32) end |= row_of(first + i) == sweep.rows - 1;
-        vectors = vectors && !__any_sync(WHOLE_WARP, end);
-    }
-    if (vectors) {
-        // The lanes find 32 rows, and a thread begins START_ROWS loads before it adds.
+    // The lanes find 32 rows, and a thread begins START_ROWS loads before it adds.
+    const auto add_vectors = [&](auto aligned, int replaced) {
         const int last = first + rows - 1;
-        int found_rows = 0, found_past = 0;  // bytes between a vector of memory and the row's
+        int found_rows = 0, found_skews = 0;
 #pragma unroll 1
         for (int begin = first; begin <= last; begin += START_ROWS) {
             if ((begin - first) % 32 == 0) {
                 found_rows = row_of(min(begin + lane, last));
-                found_past = reinterpret_cast<long long>(line_of(found_rows)) % 16;
+                found_rows -= found_rows == replaced;
+                found_skews = reinterpret_cast<long long>(line_of(found_rows)) % 16;
             }
             uint4 found[START_ROWS] = {};
 #pragma unroll
             for (int k = 0; k < START_ROWS; ++k) {
                 const int row = __shfl_sync(WHOLE_WARP, found_rows, (begin - first + k) % 32);
-                // The last lane loads for the one before.
-                const long long at = reinterpret_cast<long long>(line_of(row) + vector * EACH) - (lane == lanes);
-                if (begin + k <= last) found[k] = __ldg(reinterpret_cast<const uint4*>(at & ~15LL));
+                long long at = reinterpret_cast<long long>(line_of(row) + vector * EACH);
+                if (!aligned.value) at = (at - (lane == lanes)) & ~15LL;
+                if (begin + k <= last) found[k] = __ldg(reinterpret_cast<const uint4*>(at));
             }
 #pragma unroll
             for (int k = 0; k < START_ROWS; ++k) {
                 uint4 own = found[k];
-                if (!sweep.aligned) {
-                    const uint4 next = make_uint4(__shfl_down_sync(WHOLE_WARP, own.x, 1), __shfl_down_sync(WHOLE_WARP, own.y, 1),
-                                                  __shfl_down_sync(WHOLE_WARP, own.z, 1), __shfl_down_sync(WHOLE_WARP, own.w, 1));
-                    own = shifted<sizeof(Sample)>(own, next, __shfl_sync(WHOLE_WARP, found_past, (begin - first + k) % 32));
+                const unsigned skew = aligned.value ? 0 : __shfl_sync(WHOLE_WARP, found_skews, (begin - first + k) % 32);
+                if (skew != 0) {
+                    const auto next = [](unsigned word) { return __shfl_down_sync(WHOLE_WARP, word, 1); };
+                    own = shifted<sizeof(Sample)>(own, make_uint4(next(own.x), next(own.y), next(own.z), next(own.w)), skew);
                 }
                 const unsigned word[] = {own.x, own.y, own.z, own.w};
 #pragma unroll
                 for (int i = 0; i < EACH; ++i) sum[i] += sample_of<Sample>(word, i);
             }
         }
+    };
+    if (vectors && sweep.aligned) {
+        add_vectors(Known<true>(), -1);
+    } else if (vectors) {
+        // Vectors of the image's last row may reach beyond its end: first, the row before takes its place.
+        const int end = tile + size + EACH > row_samples ? sweep.rows - 1 : -1;
+        add_vectors(Known<false>(), end);
+        int times = 0;
+        for (int i = lane; end > 0 && i < rows; i += 32) times += row_of(first + i) == end;
+        times = warp_sum(times);
+        if (times > 0 && lane < lanes) {
+            const Sample *last = line_of(end) + vector * EACH, *taken = line_of(end - 1) + vector * EACH;
+#pragma unroll
+            for (int k = 0; k < EACH; ++k) sum[k] += times * (__ldg(last + k) - __ldg(taken + k));
+        }
     } else {
         int place[EACH];
 #pragma unroll
-        for (int k = 0; k < EACH; ++k) place[k] = min(k * START_THREADS + thread, row_samples - 1 - tile);
+        for (int k = 0; k < EACH; ++k) place[k] = min(k * START_THREADS + thread, row_samples - 1);
 #pragma unroll (32 / EACH)
         for (int row = first; row < first + rows; ++row) {
             const Sample* line = line_of(row_of(row));
@@ -159,19 +144,19 @@ box_starts(const Sample* __restrict__ in, unsigned* __restrict__ sums, Sweep swe
         }
     }
     // Sums of signed samples are made those of samples plus 32768.
-    const unsigned bias = same<Sample, short> ? 32768u * all_rows : 0;
+    const unsigned bias = same<Sample, short> ? 32768u * summed : 0;
     unsigned* target = sums + (plane * count + band) * row_samples + tile;
 #pragma unroll
     for (int k = 0; k < EACH; ++k) {
         const int at = vectors ? vector * EACH + k : k * START_THREADS + thread;
-        if (tile + at < row_samples && (vectors ? lane < lanes : at < size)) target[at] = sum[k] + bias;
+        if (vectors ? lane < lanes : at < row_samples) target[at] = sum[k] + bias;
     }
 }
 
 // Two stages of the rows of a step in shared memory, each as it lies in memory: entering, leaving, entering, leaving …
 template <int ROWS>
 struct Staged {
-    int row[SWEEP_STAGES][2 * ROWS], begin[SWEEP_STAGES][2 * ROWS];  // -1: a row of the constant; where the strip begins in shared memory
+    int row[2][2 * ROWS], begin[2][2 * ROWS];  // -1: a row of the constant; where the strip begins in shared memory
 };
 
 template <typename T>
@@ -202,24 +187,6 @@ struct BlockSums {
     }
 };
 
-// Adds the pixels of CHANNELS words to the sums of their channels, each sample with the weight of its place in `weights`.
-template <typename Sample, int CHANNELS>
-__device__ inline void add_pixels(unsigned (&sum)[CHANNELS], const unsigned char* from, unsigned weights) {
-    constexpr int A_WORD = 4 / sizeof(Sample);
-    unsigned word[CHANNELS + 1];
-    Pairs<Sample, CHANNELS * A_WORD, ANY>::load(word, from);
-#pragma unroll
-    for (int i = 0; i < CHANNELS; ++i)
-#pragma unroll
-        for (int c = 0; c < CHANNELS; ++c) {
-            unsigned mask = 0;  // of the word's samples of this channel
-#pragma unroll
-            for (int k = 0; k < A_WORD; ++k)
-                if ((i * A_WORD + k) % CHANNELS == c) mask |= 0xFFu << 8 * k;
-            if (mask != 0) sum[c] = dot<Sample>(word[i], weights & mask, sum[c]);
-        }
-}
-
 // WORDS: of a row that a thread sums, preferably odd, so that lanes read from different banks. ROWS: of a step.
 template <typename Sample, int CHANNELS, int WORDS, int THREADS, int ROWS, typename Sum>
 __global__ void __launch_bounds__(THREADS, 1)
@@ -231,12 +198,12 @@ box_sweep(const Sample* __restrict__ in, Sample* __restrict__ out, const unsigne
     __shared__ BlockSums<unsigned, CHANNELS * ROWS> sums[2];  // of odd and even steps
     __shared__ BlockSums<Sum, CHANNELS> first_sums;
     __shared__ Staged<ROWS> staged;
-    __shared__ __align__(8) unsigned long long arrivals[SWEEP_STAGES], completed[SWEEP_STAGES];  // of the stages' rows
+    __shared__ __align__(8) unsigned long long arrivals[2], completed[2];  // of the stages' rows
     const int pitch = sweep.pitch, warps = blockDim.x / 32 - 1, threads = 32 * warps;  // but for the last, which brings rows
     const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
-    unsigned* results = reinterpret_cast<unsigned*>(shared + SWEEP_STAGES * SLOTS * pitch) + warp * ROWS * 32 * WORDS;
+    unsigned* results = reinterpret_cast<unsigned*>(shared + 2 * SLOTS * pitch) + warp * ROWS * 32 * WORDS;
     // Of pixels beyond the ends: the pixel of the strip from which they come.
-    unsigned short* source = reinterpret_cast<unsigned short*>(shared + SWEEP_STAGES * SLOTS * pitch + 4 * ROWS * threads * WORDS);
+    unsigned short* source = reinterpret_cast<unsigned short*>(shared + 2 * SLOTS * pitch + 4 * ROWS * threads * WORDS);
 
     const int tile = blockIdx.x % sweep.tiles, band = blockIdx.x / sweep.tiles % sweep.bands;
     const long long plane = blockIdx.x / sweep.tiles / sweep.bands;
@@ -267,7 +234,7 @@ box_sweep(const Sample* __restrict__ in, Sample* __restrict__ out, const unsigne
     // and start its copy.
     const auto ask = [&](int step, int row) {
         if (step >= steps) return;
-        const int k = lane / LANES, part = lane % LANES, stage = step % SWEEP_STAGES;
+        const int k = lane / LANES, part = lane % LANES, stage = step % 2;
         unsigned char* slot = shared + (stage * SLOTS + k) * pitch;
         const Sample* line = line_of(max(row, 0));
         const long long begin = reinterpret_cast<long long>(line) + static_cast<long long>(left) * BYTES;
@@ -289,6 +256,7 @@ box_sweep(const Sample* __restrict__ in, Sample* __restrict__ out, const unsigne
             const unsigned fill = (sweep.fill & (BYTES == 1 ? 0xFF : 0xFFFF)) * (BYTES == 1 ? 0x01010101u : 0x00010001u);
             for (int at = 16 * part; at < pitch; at += 16 * LANES)
                 *reinterpret_cast<uint4*>(slot + at) = make_uint4(fill, fill, fill, fill);
+            fence_bulk_copies();
             return;
         }
         const int head = min(max(16 * from / BYTES - offset - low, 0), high - low);
@@ -297,46 +265,31 @@ box_sweep(const Sample* __restrict__ in, Sample* __restrict__ out, const unsigne
             const int i = j < head ? low + j : high - tail + j - head;
             reinterpret_cast<Sample*>(slot)[offset + i] = __ldg(line + left + i);
         }
+        if (head + tail > 0) fence_bulk_copies();
     };
-    // The last warp completes rows beyond their ends while the others sum; if many pixels are missing, these do the rest.
-    const int alone = __CUDA_ARCH__ < 900 ? beyond : min(beyond, MOST_ALONE);
-    const auto complete = [&](auto at_once, int step, int first, int end, int count) {
-        const int stage = step % SWEEP_STAGES;
-        wait_for_arrival(shared_address(&arrivals[stage]), step / SWEEP_STAGES);
-#if __CUDA_ARCH__ < 900
-        wait_for_copies();
-#endif
-        __syncwarp();
+    // The other warps complete them beyond their ends.
+    const auto complete = [&](int step) {
+        const int stage = step % 2;
+        wait_for_arrival(shared_address(&arrivals[stage]), step / 2);
         const auto sample = [&](int k, int i) -> Sample& { return reinterpret_cast<Sample*>(shared + staged.begin[stage][k])[i]; };
-        constexpr int AT_ONCE = at_once.value;  // pixels of a lane, all of which are loaded before the first is stored
 #pragma unroll 1
-        for (int begin = first; begin < end && SKIP_COMPLETE; begin += count * AT_ONCE) {
-            int to[AT_ONCE], from[AT_ONCE], least = 0;  // -1: the constant; -2 - the column of a pixel outside the strip
+        for (int j = thread; j < beyond; j += threads) {
+            const int to = (j < before ? j : j - before + after) * CHANNELS, from = source[j];
+            Sample found[SLOTS][CHANNELS];
+            if (from < FAR_SOURCE) {
 #pragma unroll
-            for (int q = 0; q < AT_ONCE; ++q) {
-                const int j = begin + count * q < end ? begin + count * q : begin;
-                to[q] = (j < before ? j : j - before + after) * CHANNELS, from[q] = source[j];
-                if (from[q] >= FAR_SOURCE) from[q] = from[q] == CONSTANT_SOURCE ? -1 : -2 - place_of(to[q]) / CHANNELS;
-                least = min(least, from[q]);
-            }
-            Sample found[SLOTS][AT_ONCE][CHANNELS];
-            const auto each = [&](auto act) {
+                for (int i = 0; i < SLOTS * CHANNELS; ++i)
+                    found[i / CHANNELS][i % CHANNELS] = sample(i / CHANNELS, from * CHANNELS + i % CHANNELS);
+            } else {
+                const int place = from == FAR_SOURCE ? place_of(to) : -1;
 #pragma unroll
-                for (int i = 0; i < SLOTS * AT_ONCE * CHANNELS; ++i) {
-                    const int k = i / CHANNELS / AT_ONCE, q = i / CHANNELS % AT_ONCE, c = i % CHANNELS;
-                    act(k, from[q], to[q] + c, c, found[k][q][c]);
+                for (int i = 0; i < SLOTS * CHANNELS; ++i) {
+                    const int k = i / CHANNELS, c = i % CHANNELS, row = staged.row[stage][k];
+                    found[k][c] = place < 0 || row < 0 ? static_cast<Sample>(sweep.fill) : __ldg(line_of(row) + place + c);
                 }
-            };
-            const auto near = [&](int k, int from, int, int c, Sample& value) {
-                value = from < 0 ? static_cast<Sample>(sweep.fill) : sample(k, max(from, 0) * CHANNELS + c);
-            };
-            if (least >= -1) each(near);
-            else each([&](int k, int from, int to, int c, Sample& value) {
-                const int row = staged.row[stage][k];
-                if (from >= -1 || row < 0) near(k, from, to, c, value);
-                else value = __ldg(line_of(row) + (-2 - from) * CHANNELS + c);
-            });
-            each([&](int k, int, int to, int, Sample& value) { sample(k, to) = value; });
+            }
+#pragma unroll
+            for (int i = 0; i < SLOTS * CHANNELS; ++i) sample(i / CHANNELS, to + i % CHANNELS) = found[i / CHANNELS][i % CHANNELS];
         }
 #if __CUDA_ARCH__ >= 900
         fence_bulk_copies();
@@ -344,33 +297,24 @@ box_sweep(const Sample* __restrict__ in, Sample* __restrict__ out, const unsigne
 #endif
     };
 
-    if (thread < SWEEP_STAGES) {
+    if (thread < 2) {
         init_arrival(&arrivals[thread], SLOTS);
-        init_arrival(&completed[thread], alone < beyond ? 32 + threads : 32);
+        init_arrival(&completed[thread], threads);
     }
     fence_bulk_copies();
     if (warp == warps) {
         __syncthreads();  // the others have the column sums,
         __syncthreads();  // add up the first windows,
         __syncthreads();  // and no longer need the column sums, whose place the rows take
-        ask(0, row_of(0));
-        int row = row_of(1);
-        __syncthreads();  // they know where the first rows are
+        // These it finds ahead, so that the copies start right after the barrier.
+        int row = row_of(0);
 #pragma unroll 1
-        for (int step = -LEAD; step < steps; ++step) {
-#if __CUDA_ARCH__ >= 900
-#ifdef LATE_ROW
-            row = row_of(step + ASKED);
-#endif
-            if (step + ASKED > 0) ask(step + ASKED, row);
-            if (step + LEAD < steps) complete(Known<4 / ROWS>(), step + LEAD, lane, alone, 32);
-            row = row_of(step + ASKED + 1);
-            if (step < 0) continue;
-#else
-            complete(Known<4 / ROWS>(), step, lane, alone, 32);
-            __syncthreads();
-            ask(step + 1, row);
-            row = row_of(step + 2);
+        for (int step = 0; step <= steps; ++step) {
+            ask(step, row);
+            row = row_of(step + 1);
+#if __CUDA_ARCH__ < 900
+            wait_for_copies();
+            if (beyond > 0 && step > 0) __syncthreads();
 #endif
             __syncthreads();
         }
@@ -388,7 +332,7 @@ box_sweep(const Sample* __restrict__ in, Sample* __restrict__ out, const unsigne
 #pragma unroll
         for (int q = 0; q < AT_ONCE; ++q) from[q] = place_of(min(begin + q * threads, span - 1));
 #pragma unroll 8
-        for (int k = 0; k < sweep.parts && SKIP_STARTS; ++k)
+        for (int k = 0; k < sweep.parts; ++k)
 #pragma unroll
             for (int q = 0; q < AT_ONCE; ++q)
                 sum[q] += __ldg(band_starts + static_cast<long long>(k) * row_samples + max(from[q], 0));
@@ -471,43 +415,27 @@ box_sweep(const Sample* __restrict__ in, Sample* __restrict__ out, const unsigne
         unsigned change[ROWS][SAMPLES], total[ROWS * CHANNELS], share[ROWS * CHANNELS] = {}, earlier[ROWS * CHANNELS];
         if (step >= 0) {
 #if __CUDA_ARCH__ >= 900
-            wait_for_arrival(shared_address(&completed[step % SWEEP_STAGES]), step / SWEEP_STAGES);
+            wait_for_arrival(shared_address(beyond > 0 ? &completed[step % 2] : &arrivals[step % 2]), step / 2);
 #else
-            __syncthreads();
+            if (beyond > 0) __syncthreads();
 #endif
 #pragma unroll
             for (int k = 0; k < ROWS; ++k) {
-                const int begin = staged.begin[step % SWEEP_STAGES][2 * k];
-                const unsigned char *entering = shared + begin, *leaving = shared + staged.begin[step % SWEEP_STAGES][2 * k + 1];
+                const int begin = staged.begin[step % 2][2 * k];
+                const unsigned char *entering = shared + begin, *leaving = shared + staged.begin[step % 2][2 * k + 1];
                 window_changes<Sample, CHANNELS>(change[k], reinterpret_cast<unsigned(&)[CHANNELS]>(total[k * CHANNELS]),
                                                  entering + thread * 4 * WORDS, leaving + thread * 4 * WORDS, reach * BYTES, 0xFF01u,
                                                  0x01FFu, alike, begin % 4);
-#ifdef SHARE_SAMPLES
 #pragma unroll 1
                 for (int i = thread * CHANNELS; i < reach; i += threads * CHANNELS)
 #pragma unroll
                     for (int c = 0; c < CHANNELS; ++c)
                         share[k * CHANNELS + c] +=
                             reinterpret_cast<const Sample*>(entering)[i + c] - reinterpret_cast<const Sample*>(leaving)[i + c];
-#else
-                unsigned(&own)[CHANNELS] = reinterpret_cast<unsigned(&)[CHANNELS]>(share[k * CHANNELS]);
-#pragma unroll 1
-                for (int i = thread; i < sweep.taps_x / A_WORD && SKIP_SHARE; i += threads) {
-                    add_pixels<Sample, CHANNELS>(own, entering + 4 * CHANNELS * i, 0x01010101u);
-                    add_pixels<Sample, CHANNELS>(own, leaving + 4 * CHANNELS * i, 0xFFFFFFFFu);
-                }
-                if (thread < sweep.taps_x % A_WORD) {
-                    const int i = (sweep.taps_x / A_WORD * A_WORD + thread) * CHANNELS;
-#pragma unroll
-                    for (int c = 0; c < CHANNELS; ++c)
-                        own[c] += reinterpret_cast<const Sample*>(entering)[i + c] - reinterpret_cast<const Sample*>(leaving)[i + c];
-                }
-#endif
             }
             sums[step % 2].add(earlier, total, share, warps);
         }
-        if (alone < beyond && step + 1 < steps)
-            complete(Known<OTHERS_AT_ONCE>(), step + 1, alone + thread, beyond, threads);
+        if (beyond > 0 && step + 1 < steps) complete(step + 1);
         if (step < 0) continue;
         wait_for_bulk_stores();
         __syncwarp();  // the last step's results have been read

@@ -20,7 +20,7 @@ from kernels.smoothing.cuda.fused import MAX_BLOCKS, MAX_LENGTH, SECTOR_BYTES, V
 from kernels.smoothing.window import Window
 
 START_THREADS = 64
-STATIC_BYTES = 6144
+STATIC_BYTES = 6400
 SLACK_BYTES = 64  # of a row in shared memory: the rest of its first sector and last word
 MORE_TILES = 6  # across a row than the fewest that are tried
 START_ROWS = 12  # whose work the start of a block equals
@@ -35,6 +35,7 @@ class Shape:
     threads: int  # most of a block, or of the blocks of a multiprocessor, as registers allow
     rows: int  # of a step
     whole: bool = False  # whether it keeps the sums of windows in 32 bits, not means and rests
+    cost: float = 1  # of a sample, compared with other shapes
 
     def entry(self, sample: str, channels: int) -> str:
         total = "unsigned" if self.whole else "unsigned long long"
@@ -126,7 +127,7 @@ class Cut:
     bands: int  # down the rows
     parts: int  # bands in a span
     span: int  # rows: of a window, or of a band if that is higher
-    cost: int  # what a multiprocessor does, in samples read
+    cost: float  # what a multiprocessor does, in samples read
 
 
 def _cuts(view: View, dtype: np.dtype[Any]) -> list[Cut]:
@@ -151,7 +152,7 @@ def _cuts(view: View, dtype: np.dtype[Any]) -> list[Cut]:
         parts, span = (taps_y // band_rows, taps_y) if taps_y >= band_rows else (1, band_rows)
         bands, band_rows = -(-out_rows * parts // span), -(-span // parts)
         blocks = view.planes * tiles * bands
-        row = threads * samples + taps_x * channels // 4
+        row = shape.cost * (threads * samples + taps_x * channels // 4)
         cost = -(-blocks // (at_once * multiprocessors())) * at_once * row * (band_rows + START_ROWS)
         found.append(
             Cut(
