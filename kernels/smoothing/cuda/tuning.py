@@ -58,5 +58,5 @@ SWEEP = {
     (2, 1): [{"words": 9, "threads": 512, "rows": 2, "cost": 0.95}, {"words": 9, "threads": 768, "rows": 1}],
     (2, 2): [{"words": 9, "threads": 512, "rows": 2, "cost": 0.95}, {"words": 9, "threads": 768, "rows": 1}],
     (2, 3): [{"words": 15, "threads": 512, "rows": 1}],
-    (2, 4): [{"words": 18, "threads": 512, "rows": 1, "cost": 0.935}, {"words": 10, "threads": 512, "rows": 1}],
+    (2, 4): [{"words": 18, "threads": 512, "rows": 1, "cost": 0.933}, {"words": 10, "threads": 512, "rows": 1}],
 }
