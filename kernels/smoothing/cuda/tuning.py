@@ -48,15 +48,15 @@ RUNNING_WINDOWS = {
 RUNNING_EDGE_COST = 1.15  # of a row at the left or right edge, over one inside
 RUNNING_START_ROWS = 48  # that a block could have filtered while it waits for its first
 
-# sweep: the shapes of box_sweep by bytes of a sample and channels, and what a sample costs in each compared with the last
-# one, which also fits wider windows.
+# sweep: the shapes of box_sweep by bytes of a sample and channels, and what a sample costs compared with the last shape,
+# which also fits wider windows.
 SWEEP = {
-    (1, 1): [{"words": 7, "threads": 384, "rows": 2, "whole": True, "cost": 0.7}, {"words": 7, "threads": 512, "rows": 1}],
-    (1, 2): [{"words": 9, "threads": 384, "rows": 2, "whole": True, "cost": 0.7}, {"words": 7, "threads": 512, "rows": 1}],
-    (1, 3): [{"words": 9, "threads": 384, "rows": 2, "whole": True, "cost": 0.7}, {"words": 9, "threads": 512, "rows": 1}],
-    (1, 4): [{"words": 9, "threads": 384, "rows": 2, "whole": True, "cost": 0.7}, {"words": 7, "threads": 512, "rows": 1}],
-    (2, 1): [{"words": 9, "threads": 512, "rows": 2, "cost": 0.95}, {"words": 9, "threads": 768, "rows": 1}],
-    (2, 2): [{"words": 9, "threads": 512, "rows": 2, "cost": 0.95}, {"words": 9, "threads": 768, "rows": 1}],
-    (2, 3): [{"words": 15, "threads": 512, "rows": 1}],
-    (2, 4): [{"words": 18, "threads": 512, "rows": 1, "cost": 0.933}, {"words": 10, "threads": 512, "rows": 1}],
+    (1, 1): [{"words": 7, "threads": 384, "rows": 2, "whole": True, "cost": 0.7}, {"words": 7, "threads": 512}],
+    (1, 2): [{"words": 9, "threads": 384, "rows": 2, "whole": True, "cost": 0.7}, {"words": 7, "threads": 512}],
+    (1, 3): [{"words": 9, "threads": 384, "rows": 2, "whole": True, "cost": 0.7}, {"words": 9, "threads": 512}],
+    (1, 4): [{"words": 9, "threads": 384, "rows": 2, "whole": True, "cost": 0.7}, {"words": 7, "threads": 512}],
+    (2, 1): [{"words": 9, "threads": 512, "rows": 2, "cost": 0.95}, {"words": 9, "threads": 768}],
+    (2, 2): [{"words": 9, "threads": 512, "rows": 2, "cost": 0.95}, {"words": 9, "threads": 768}],
+    (2, 3): [{"words": 15, "threads": 512}],
+    (2, 4): [{"words": 18, "threads": 512, "cost": 0.933}, {"words": 10, "threads": 512}],
 }

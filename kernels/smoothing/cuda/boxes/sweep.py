@@ -33,7 +33,7 @@ class Shape:
 
     words: int  # of results of a thread; an odd number keeps lanes on different banks
     threads: int  # most of a block, or of the blocks of a multiprocessor, as registers allow
-    rows: int  # of a step
+    rows: int = 1  # of a step
     whole: bool = False  # whether it keeps the sums of windows in 32 bits, not means and rests
     cost: float = 1  # of a sample, compared with other shapes
 
