@@ -28,10 +28,12 @@
 // `parts` bands are exactly as high as the window, so that one block's leaving row is another's entering one in the same step,
 // and comes from L2.
 //
-// Floors for N samples of b bytes (8192 x 8192 u16 RGB; u8 RGB; 1023 x 1023) on an H200 (4.2 TB/s, 132 multiprocessors at 1.98 GHz):
-//   bytes         3 N b: read by both kernels, written once       288 us; 144 us
-//   instructions  FLOORS
-// Measured: MEASURED
+// Floors for N samples of b bytes (8192 x 8192 RGB, 1023 x 1023; b = 2, 1) on an H200 (4.2 TB/s, 132 multiprocessors at
+// 1.98 GHz):
+//   bytes         3 N b: read by both kernels, written once       288 us, 144 us
+//   instructions  about 15 a result of bytes, by the assembly          –, 90 us
+//   shared        2 b for each sample read and 9 b a result       140 us, 70 us
+// Measured: box_starts 108 us and 65 us, box_sweep 342 us and 214 us.
 
 constexpr int START_THREADS = 64, START_BLOCKS = 14, START_ROWS = 8;  // of box_starts; rows that a thread loads at once
 constexpr unsigned short CONSTANT_SOURCE = 0xFFFF, FAR_SOURCE = 0xFFFE;
@@ -42,7 +44,7 @@ struct Sweep {
     int tiles, outputs;         // blocks across a row, and samples that each writes
     int pitch;                  // bytes of a row in shared memory, a multiple of 32
     int bands, parts, span;     // blocks down the rows, of which `parts` write `span` rows: a window's, or one band's if higher
-    int channels, aligned;      // aligned: whether box_starts may load vectors
+    int channels, aligned;      // aligned: whether all rows begin at multiples of 16 bytes
     int aligned_out;            // whether every warp's results begin and end at a multiple of 16 bytes
     unsigned fill;              // the sample beyond the edge
     unsigned samples;           // of a window
