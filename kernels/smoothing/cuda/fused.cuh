@@ -186,7 +186,7 @@ fused(const Sample* __restrict__ in, Sample* __restrict__ out, Picture picture, 
     const int x_in = x - Shape::HALO + picture.centre_x;
     const int y_begin = bands.begin(place.band), y_end = min(bands.begin(place.band + 1), picture.out_rows);
     const Ends ends = ends_of<Shape>(x_in, picture);
-    if (ends != Ends::NONE) find_sources<Shape, CHANNELS>(sources, x_in, x_end - x + Shape::HALO + Shape::REACH, picture);
+    if (ends != Ends::NONE) find_sources<Shape, CHANNELS>(sources, x_in, x_end - x + Shape::HALO + Shape::REACH + Shape::SPARE, picture);
     __syncthreads();
     grid_dependency_synchronize();
 
@@ -263,6 +263,9 @@ fused(const Sample* __restrict__ in, Sample* __restrict__ out, Picture picture, 
         Packed<Sample> done[SEGMENT / 4];
         if constexpr (KIND == SQUARE) filter_square<Shape, RADIUS, CHANNELS>(done, segment, filter.scale);
         else filter_segment<Shape, KIND, RADIUS, CHANNELS>(done, segment, filter);
+        const int first = up ? y - warp_row : y + warp_row;
+        if constexpr (Shape::SKEW > 0 && !Shape::FLOATS)
+            shift_results(done, shift_of(out_plane + (first + lane / SEGMENTS) * static_cast<long long>(picture.out_row_samples) + x));
         // Only this warp reads its rows, so the results replace them, to be stored a row at a time.
         __syncwarp();
         constexpr int SIZE = sizeof(Sample);
@@ -274,7 +277,6 @@ fused(const Sample* __restrict__ in, Sample* __restrict__ out, Picture picture, 
             *reinterpret_cast<uint4*>(segment + i) = make_uint4(word[0], word[1], word[2], word[3]);
         }
         __syncwarp();
-        const int first = up ? y - warp_row : y + warp_row;
         store_results<Shape, WARP_ROWS>(sums + warp_row * Shape::PITCH, out_plane, first, left - warp_row, up, x, x_end, picture);
     }
 }

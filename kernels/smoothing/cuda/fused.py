@@ -30,6 +30,7 @@ VECTOR_BYTES = 16  # of a thread's loads and stores
 SECTOR_BYTES = 32  # unit of writes to memory; blocks write whole ones
 THREADS = 128
 WIDTH = 4 * THREADS  # samples of a row that a block loads
+B_BYTE_SKEW = 32
 TINY = 2.0**126  # factor of the weights if samples are the bits of floats: TINY in windows.cuh
 
 
@@ -190,7 +191,8 @@ def _tile(dtype: np.dtype[Any], channels: int, kind: str, radius: int, *, aligne
         outputs, spare = (WIDTH - 2 * halo) // sector * sector, 0
     else:
         halo = up_to(reach, 8)
-        outputs, spare = (WIDTH - halo - reach - (sector - 1)) // vector * vector, SECTOR_BYTES
+        outputs = (WIDTH - halo - reach - ((B_BYTE_SKEW if size == 1 else SECTOR_BYTES) // size - 1) - (vector // 4 - 1)) // vector * vector
+        spare = SECTOR_BYTES
     paired = kind == "SQUARE" and size == 1
     a_word, segment = 2 if paired else 1, 4 * step
     places = WIDTH + 2 * halo + 8

@@ -1,5 +1,7 @@
 // The tile of a block of `fused`: unconverted samples, and sums, in shared memory. Part of smoothing.cu.
 #pragma once
+#define B_UNROLL 1
+#define B_BYTE_SKEW 32
 
 #include "async_copy.cuh"
 #include "bands.cuh"
@@ -27,10 +29,12 @@ struct Fused {
     static constexpr int VECTOR = 16 / sizeof(Sample), SECTOR = SECTOR_BYTES / sizeof(Sample);
     // Loads start at a sector (half a sector off, an H200's L2 reads 1.6 times as much), except for bytes, where that would
     // cost too many columns. Unaligned rows are loaded from the start of their first sector: at most SKEW places more.
-    static constexpr int REACH = RADIUS * CHANNELS, SKEW = ALIGNED ? 0 : SECTOR - 1;
+    // Unaligned results are written by whole words, so SPARE more are computed.
+    static constexpr int REACH = RADIUS * CHANNELS, START = sizeof(Sample) == 1 ? B_BYTE_SKEW : SECTOR_BYTES;
+    static constexpr int SKEW = ALIGNED ? 0 : START / static_cast<int>(sizeof(Sample)) - 1, SPARE = ALIGNED ? 0 : VECTOR / 4 - 1;
     static constexpr int HALO = up_to(REACH, !ALIGNED ? 8 : sizeof(Sample) == 1 ? VECTOR : SECTOR);
     static constexpr int OUTPUTS = ALIGNED ? (WIDTH - 2 * HALO) / SECTOR * SECTOR
-                                           : (WIDTH - HALO - REACH - SKEW) / VECTOR * VECTOR;
+                                           : (WIDTH - HALO - REACH - SKEW - SPARE) / VECTOR * VECTOR;
 
     // Sums of a row are in runs, one per segment. Runs start (nearly) 4 words apart modulo 32, so that the lanes of a warp,
     // which read quads of neighbouring segments, use all banks.
@@ -54,7 +58,7 @@ struct Fused {
 
     // Places between place 0 of a row, input sample `at`, and the start of its sector.
     static __device__ inline int skew_of(const Sample* at) {
-        return ALIGNED ? 0 : static_cast<unsigned>(reinterpret_cast<unsigned long long>(at)) % SECTOR_BYTES / sizeof(Sample);
+        return ALIGNED ? 0 : static_cast<unsigned>(reinterpret_cast<unsigned long long>(at)) % START / sizeof(Sample);
     }
 };
 
@@ -258,6 +262,24 @@ __device__ inline void put_sums(unsigned* to, const unsigned (&sum)[2]) {
     *reinterpret_cast<uint2*>(to) = make_uint2(sum[0], sum[1]);
 }
 
+// Bytes between the start of a word of memory and `target`.
+template <typename Sample>
+__device__ inline int shift_of(const Sample* target) {
+    return sizeof(Sample) < 4 ? static_cast<unsigned>(reinterpret_cast<unsigned long long>(target)) % 4 : 0;
+}
+
+// Moves a segment's results by as many bytes, so that their words are those of memory. The lane before has the results before.
+template <typename Sample, int COUNT>
+__device__ inline void shift_results(Packed<Sample> (&done)[COUNT], int bytes) {
+    constexpr int SIZE = sizeof(Sample);
+    const unsigned before = __shfl_up_sync(0xFFFFFFFFu, done[COUNT - 1].word[SIZE - 1], 1);
+#pragma unroll
+    for (int i = COUNT * SIZE - 1; i >= 0; --i) {
+        const unsigned low = i > 0 ? done[max(i - 1, 0) / SIZE].word[max(i - 1, 0) % SIZE] : before;
+        done[i / SIZE].word[i % SIZE] = __funnelshift_l(low, done[i / SIZE].word[i % SIZE], 8 * bytes);
+    }
+}
+
 // Writes a warp's COUNT rows of results (or `left`, if fewer), which are at `results` in the segments' runs, from row `y` down
 // or up, and from column `x` on.
 template <typename Shape, int COUNT, typename Sample>
@@ -268,29 +290,38 @@ __device__ inline void store_results(const unsigned* results, Sample* plane, int
     static_assert(COUNT % 2 == 0, "two rows are stored at a time");
     const long long row_samples = picture.out_row_samples, stride = up ? -row_samples : row_samples;
     Sample* target = plane + y * row_samples + x;
-    if constexpr (Shape::SKEW > 0 && Shape::FLOATS) {
-        static_assert(Shape::SEGMENT == 32, "a warp stores a segment at a time");
-        const int count = x_end - x;
-#pragma unroll 1
+    if constexpr (Shape::SKEW > 0) {
+        // Whole lines of memory, a word a lane: the words that begin among the tile's results.
+        constexpr int SIZE = sizeof(Sample), A_RUN = Shape::SEGMENT * SIZE / 4, BYTES = Shape::OUTPUTS * SIZE;
+        static_assert(32 % A_RUN == 0, "lines are whole runs apart");
+        const int lane = threadIdx.x % 32, in_row = min(picture.out_row_samples - x, Shape::OUTPUTS + Shape::SPARE + 1) * SIZE;
+        const int count = (x_end - x) * SIZE;
+#pragma unroll B_UNROLL
         for (int i = 0; i < min(COUNT, left); ++i, target += stride, results += Shape::PITCH) {
-            // Whole lines of memory.
-            const int at = threadIdx.x % 32 - static_cast<int>(reinterpret_cast<unsigned long long>(target) % 128 / 4);
-            const unsigned* result = results + (at < 0 ? at - (Shape::RUN - 32) : at);
+            const unsigned past = static_cast<unsigned>(reinterpret_cast<unsigned long long>(target)) % 128;
+            const int skip = shift_of(target), at = lane - static_cast<int>(past / 4), first = skip > 0;  // word
+            unsigned* line = reinterpret_cast<unsigned*>(reinterpret_cast<unsigned char*>(target) - past) + lane;
+            const unsigned place = at + 32;  // never negative
+            const unsigned* result = results + (place / A_RUN * Shape::RUN + place % A_RUN) - 32 / A_RUN * Shape::RUN;
+            if (in_row > BYTES + 3) {
 #pragma unroll
-            for (int j = 0; j <= Shape::OUTPUTS / 32 + 1; ++j)
-                if ((j > 0 || at >= 0) && at + 32 * j < count) target[at + 32 * j] = __uint_as_float(result[j * Shape::RUN]);
+                for (int j = 0; j <= (BYTES + 126) / 128; ++j)
+                    if ((j > 0 || at >= first) && (32 * j + 31 < BYTES / 4 || at + 32 * j < BYTES / 4 + first))
+                        line[32 * j] = result[j * (32 / A_RUN * Shape::RUN)];
+                if (x > 0) continue;
+            }
+            // The end of the image's row, and single samples at its ends.
+            const int whole = (in_row + skip) / 4, last = 4 * whole - skip;
+            for (int j = 0; in_row <= BYTES + 3 && at + 32 * j < whole && at + 32 * j < (count + skip + 3) / 4; ++j)
+                if (at + 32 * j >= first) line[32 * j] = result[j * (32 / A_RUN * Shape::RUN)];
+            const auto put = [&](int byte) {
+                const unsigned* word = results + (byte + skip) / 4 / A_RUN * Shape::RUN + (byte + skip) / 4 % A_RUN;
+                target[byte / SIZE] = reinterpret_cast<const Sample*>(word)[(byte + skip) % 4 / SIZE];
+            };
+            const int byte = lane * SIZE;
+            if (x == 0 && skip > 0 && byte < min(4 - skip, in_row)) put(byte);
+            if (last >= 0 && last < count && last + byte < in_row) put(last + byte);
         }
-        return;
-    } else if constexpr (Shape::SKEW > 0) {
-        const auto vector = [&](int i) {
-            return *reinterpret_cast<const uint4*>(results + i / A_SEGMENT * Shape::RUN + i % A_SEGMENT * 4);
-        };
-        const auto sample = [&](int i) {
-            return reinterpret_cast<const Sample*>(results + i / Shape::SEGMENT * Shape::RUN)[i % Shape::SEGMENT];
-        };
-#pragma unroll 1
-        for (int i = 0; i < min(COUNT, left); ++i, target += stride, results += Shape::PITCH)
-            store_anywhere<Shape::WIDTH>(target, x_end - x, vector, sample);
         return;
     }
     constexpr int PIECE = 32 / A_SEGMENT * Shape::RUN;  // words

@@ -27,9 +27,7 @@
 // 214 to 221, 292 and 534.
 constexpr int TENSOR_WARPS = 4, TENSOR_THREADS = 32 * TENSOR_WARPS, TENSOR_ROWS = 16 * TENSOR_WARPS;
 constexpr int TENSOR_REACH = 32;  // maximum
-#ifndef B_MOST
 #define B_MOST 128
-#endif
 
 struct TensorAxis {  // weights at distance 0 …
     unsigned char upper[TENSOR_REACH + 1];
