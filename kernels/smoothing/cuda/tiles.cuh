@@ -1,7 +1,6 @@
 // The tile of a block of `fused`: unconverted samples, and sums, in shared memory. Part of smoothing.cu.
 #pragma once
 #define B_UNROLL 1
-#define B_BYTE_SKEW 32
 
 #include "async_copy.cuh"
 #include "bands.cuh"
@@ -28,10 +27,10 @@ struct Fused {
 
     static constexpr int VECTOR = 16 / sizeof(Sample), SECTOR = SECTOR_BYTES / sizeof(Sample);
     // Loads start at a sector (half a sector off, an H200's L2 reads 1.6 times as much), except for bytes, where that would
-    // cost too many columns. Unaligned rows are loaded from the start of their first sector: at most SKEW places more.
-    // Unaligned results are written by whole words, so SPARE more are computed.
-    static constexpr int REACH = RADIUS * CHANNELS, START = sizeof(Sample) == 1 ? B_BYTE_SKEW : SECTOR_BYTES;
-    static constexpr int SKEW = ALIGNED ? 0 : START / static_cast<int>(sizeof(Sample)) - 1, SPARE = ALIGNED ? 0 : VECTOR / 4 - 1;
+    // cost too many columns. Unaligned rows are loaded from the multiple of STEP samples (one or two vectors) below their
+    // start: at most SKEW places more, and in every step the same. Unaligned results are written by whole words, so SPARE more
+    // are computed.
+    static constexpr int REACH = RADIUS * CHANNELS, SKEW = ALIGNED ? 0 : STEP - 1, SPARE = ALIGNED ? 0 : VECTOR / 4 - 1;
     static constexpr int HALO = up_to(REACH, !ALIGNED ? 8 : sizeof(Sample) == 1 ? VECTOR : SECTOR);
     static constexpr int OUTPUTS = ALIGNED ? (WIDTH - 2 * HALO) / SECTOR * SECTOR
                                            : (WIDTH - HALO - REACH - SKEW - SPARE) / VECTOR * VECTOR;
@@ -51,15 +50,18 @@ struct Fused {
     static constexpr bool TURNS = FLOATS;
     // Columns between a thread's four. If they lie apart, skewed floats are loaded one by one without conflicts of banks.
     static constexpr int APART = FLOATS && !ALIGNED ? THREADS : 1;
-    // Bytes of shared memory: a stage's samples (some are read behind them, but not used), sums; and the number of rows whose
-    // skews are kept, those above a band first.
+    // Bytes of shared memory: a stage's samples (some are read behind them, but not used), and sums.
     static constexpr int SAMPLES = STEP * WIDTH * static_cast<int>(sizeof(Sample)) + (ALIGNED ? 0 : SECTOR_BYTES);
-    static constexpr int SUMS = STEP * PITCH * 4, SKEWS = ALIGNED ? 0 : 2 * MAX_RADIUS + STAGES * STEP;
+    static constexpr int SUMS = STEP * PITCH * 4;
+};
 
-    // Places between place 0 of a row, input sample `at`, and the start of its sector.
-    static __device__ inline int skew_of(const Sample* at) {
-        return ALIGNED ? 0 : static_cast<unsigned>(reinterpret_cast<unsigned long long>(at)) % START / sizeof(Sample);
-    }
+// How far right unaligned rows lie in their tile: place 0 of row `i` is its sample `x`, and that of row 0 of a step is `start`
+// samples behind address 0. (Rows beyond an edge lie where they would if they were inside.)
+template <typename Shape>
+struct Skews {
+    unsigned start, stride;
+    __device__ int operator()(int i) const { return Shape::SKEW ? (start + i * stride) % (Shape::SKEW + 1) : 0; }
+    __device__ Skews before(int rows) const { return {start - rows * stride, stride}; }
 };
 
 // The places of a row that 16-byte copies may not fill (0 … left and right … right + count - left), and the indices from
@@ -74,7 +76,7 @@ template <typename Shape, int CHANNELS>
 __device__ inline void find_sources(Sources* sources, int x, int needed, const Picture& picture) {
     if (threadIdx.x == 0) {
         // The vectors that straddle a row's ends differ from row to row.
-        constexpr int UNSURE = Shape::SKEW > 0 ? Shape::VECTOR - 1 : 0;
+        constexpr int UNSURE = Shape::SKEW > 0 ? 2 * Shape::VECTOR - 1 : 0;
         const int left = min(max(UNSURE - x, 0), needed);
         const int right = max(left, min(needed, picture.row_samples - x - UNSURE));
         sources->left = left, sources->right = right, sources->count = left + needed - right;
@@ -91,7 +93,8 @@ enum class Ends { NONE, WITHIN, ELSEWHERE };
 
 template <typename Shape>
 __device__ inline Ends ends_of(int x, const Picture& picture) {
-    if (x >= Shape::SKEW && x + Shape::WIDTH <= picture.row_samples) return Ends::NONE;
+    constexpr int BESIDE = Shape::SKEW > 0 ? Shape::VECTOR : 0;  // read beside rows beyond an edge
+    if (x >= Shape::SKEW + BESIDE && x + Shape::WIDTH + BESIDE <= picture.row_samples) return Ends::NONE;
     return Shape::COMPLETES && picture.mode_x != WRAP ? Ends::WITHIN : Ends::ELSEWHERE;
 }
 
@@ -101,11 +104,11 @@ __device__ inline Sample fill_of(const Picture& picture) {
     else return static_cast<Sample>(picture.fill);
 }
 
-// Fetches COUNT rows, from `position` down or up, of the tile whose first place is input sample `x`; `skews` receives how far
-// right each unaligned row is put. Ends that are WITHIN the tile are left to copy_ends.
+// Fetches COUNT rows, from `position` down or up, of the tile whose first place is input sample `x`. Ends that are WITHIN the
+// tile are left to copy_ends.
 template <typename Shape, int COUNT, typename Sample>
-__device__ inline void fetch_rows(Sample* samples, int* skews, const Sample* plane, int position, bool up, int x,
-                                  Ends ends, const Sources* sources, const Picture& picture) {
+__device__ inline void fetch_rows(Sample* samples, const Skews<Shape>& skews, const Sample* plane, int position, bool up,
+                                  int x, Ends ends, const Sources* sources, const Picture& picture) {
     constexpr int WIDTH = Shape::WIDTH, VECTOR = Shape::VECTOR, A_ROW = WIDTH / VECTOR, AT_ONCE = Shape::THREADS / A_ROW;
     const int row = threadIdx.x / A_ROW, at = threadIdx.x % A_ROW * VECTOR;
     const long long row_samples = picture.row_samples;
@@ -114,26 +117,34 @@ __device__ inline void fetch_rows(Sample* samples, int* skews, const Sample* pla
     const auto source_row = [&](int i) {
         return inside ? position + way * i : border_index(position + way * i, picture.rows, picture.mode_y);
     };
-    const auto skew_of = [&](int from) { return from < 0 ? 0 : Shape::skew_of(plane + from * row_samples + x); };
-    if (Shape::SKEW > 0 && threadIdx.x < COUNT) skews[threadIdx.x] = skew_of(source_row(threadIdx.x));
     if (inside && ends == Ends::NONE) {
         const Sample* from = plane + (position + way * row) * row_samples + x;
         const long long stride = way * AT_ONCE * row_samples;
 #pragma unroll
         for (int i = 0; i < COUNT; i += AT_ONCE, from += stride)
             if (COUNT % AT_ONCE == 0 || i + row < COUNT)
-                copy_16_bytes(samples + (i + row) * WIDTH + at, from - Shape::skew_of(from) + at);
+                copy_16_bytes(samples + (i + row) * WIDTH + at, from - skews(i + row) + at);
         return;
     }
     const Sample fill = fill_of<Sample>(picture);
-    const auto is_copied = [&](int begin) { return begin >= 0 && begin + VECTOR <= picture.row_samples; };
+    // Whether a row's vector from sample `begin` on is fetched at once; that of a row beyond an edge may not be aligned.
+    const auto is_aligned = [&](int from, int begin) {
+        return Shape::SKEW == 0 || from < 0 || reinterpret_cast<unsigned long long>(plane + from * row_samples + begin) % 16 == 0;
+    };
+    const auto is_copied = [&](int from, int begin) {
+        const int beside = is_aligned(from, begin) ? 0 : VECTOR;
+        return begin >= beside && begin + VECTOR + beside <= picture.row_samples;
+    };
 #pragma unroll 1
     for (int i = row; i < COUNT; i += AT_ONCE) {
-        const int from = source_row(i), begin = x - skew_of(from) + at;
-        if (!is_copied(begin)) continue;
-        if (from >= 0) copy_16_bytes(samples + i * WIDTH + at, plane + from * row_samples + begin);
-        else
-            for (int j = 0; j < VECTOR; ++j) samples[i * WIDTH + at + j] = fill;
+        const int from = source_row(i), begin = x - skews(i) + at;
+        const Sample* source = plane + from * row_samples + begin;
+        Sample* to = samples + i * WIDTH + at;
+        if (!is_copied(from, begin)) continue;
+        if (from < 0)
+            for (int j = 0; j < VECTOR; ++j) to[j] = fill;
+        else if (is_aligned(from, begin)) copy_16_bytes(to, source);
+        else *reinterpret_cast<uint4*>(to) = load_anywhere(source);
     }
     if (ends != Ends::ELSEWHERE) return;
     // The rest one by one, some rows per warp, all loads started before the first is waited for.
@@ -150,8 +161,8 @@ __device__ inline void fetch_rows(Sample* samples, int* skews, const Sample* pla
         for (int i = 0; i < OF_A_WARP; ++i) found[i] = __ldg(plane + max(rows[i], 0) * row_samples + max(source, 0));
 #pragma unroll
         for (int i = 0; i < OF_A_WARP; ++i) {
-            const int skew = skew_of(rows[i]), to = place + skew;
-            if (Shape::SKEW > 0 && is_copied(x - skew + to / VECTOR * VECTOR)) continue;
+            const int skew = skews(warp + i * WARPS), to = place + skew;
+            if (Shape::SKEW > 0 && is_copied(rows[i], x - skew + to / VECTOR * VECTOR)) continue;
             if (COUNT % WARPS == 0 || warp + i * WARPS < COUNT)
                 samples[(warp + i * WARPS) * WIDTH + to] = rows[i] < 0 || source < 0 ? fill : found[i];
         }
@@ -211,12 +222,12 @@ __device__ inline Packed<Sample> packed_at(const Sample* samples, int skew) {
 }
 
 template <typename Shape, typename Sample>
-__device__ inline Packed<Sample> packed_row(const Sample* samples, const int* skew) {
+__device__ inline Packed<Sample> packed_row(const Sample* samples, int skew) {
     if constexpr (Shape::SKEW == 0) return packed_at(samples);
-    else if constexpr (Shape::APART == 1) return packed_at(samples, *skew);
+    else if constexpr (Shape::APART == 1) return packed_at(samples, skew);
     else {
         Packed<Sample> packed;
-        samples += *skew;
+        samples += skew;
 #pragma unroll
         for (int j = 0; j < 4; ++j) packed.word[j] = __float_as_uint(samples[j * Shape::APART]);
         return packed;
