@@ -1,6 +1,9 @@
 // The tile of a block of `fused`: unconverted samples, and sums, in shared memory. Part of smoothing.cu.
 #pragma once
-#define B_UNROLL 1
+#define B_LINES 1
+#define B_BLOCKS 4
+#define B_STEP 16
+#define B_OPAQUE 1
 
 #include "async_copy.cuh"
 #include "bands.cuh"
@@ -15,15 +18,16 @@ constexpr int MAX_RADIUS = 8;
 template <typename Sample, int CHANNELS, int RADIUS, int KIND, bool ALIGNED>
 struct Fused {
     static constexpr bool FLOATS = same<Sample, float>;
+    static constexpr int SIZE = sizeof(Sample);
     static constexpr int THREADS = 128, WIDTH = 4 * THREADS;  // samples of a row that a block loads, four a thread
     // Rows that a block goes down at a time: many, since each step costs two barriers and moves the window's rows, but the
     // loop, about 4 * (4 RADIUS + 9) * STEP instructions, has to stay in the instruction cache.
-    static constexpr int STEP = FLOATS || RADIUS > 4 ? 8 : 16;
+    static constexpr int STEP = FLOATS || RADIUS > 4 ? 8 : KIND == GAUSS && !ALIGNED ? B_STEP : 16;
     static constexpr int SEGMENT = 4 * STEP;  // samples of a row that a thread filters along it
     // Where a step's samples wait: with one place the next are fetched once all columns are summed.
     static constexpr int STAGES = FLOATS && RADIUS <= 4 ? 2 : 1;
     // On a multiprocessor, as registers allow.
-    static constexpr int BLOCKS = RADIUS > 4 && (sizeof(Sample) == 2 || (FLOATS && CHANNELS > 1)) ? 3 : 4;
+    static constexpr int BLOCKS = RADIUS > 4 && (sizeof(Sample) == 2 || (FLOATS && CHANNELS > 1)) ? 3 : sizeof(Sample) == 1 && !ALIGNED ? B_BLOCKS : 4;
 
     static constexpr int VECTOR = 16 / sizeof(Sample), SECTOR = SECTOR_BYTES / sizeof(Sample);
     // Loads start at a sector (half a sector off, an H200's L2 reads 1.6 times as much), except for bytes, where that would
@@ -104,6 +108,14 @@ __device__ inline Sample fill_of(const Picture& picture) {
     else return static_cast<Sample>(picture.fill);
 }
 
+// Where an unaligned row is fetched from that has `at` at place 0.
+template <typename Shape, typename Sample>
+__device__ inline const Sample* start_of(const Sample* at) {
+    if constexpr (Shape::SKEW == 0) return at;
+    constexpr unsigned long long BYTES = (Shape::SKEW + 1) * Shape::SIZE;
+    return reinterpret_cast<const Sample*>(reinterpret_cast<unsigned long long>(at) & -BYTES);
+}
+
 // Fetches COUNT rows, from `position` down or up, of the tile whose first place is input sample `x`. Ends that are WITHIN the
 // tile are left to copy_ends.
 template <typename Shape, int COUNT, typename Sample>
@@ -123,7 +135,7 @@ __device__ inline void fetch_rows(Sample* samples, const Skews<Shape>& skews, co
 #pragma unroll
         for (int i = 0; i < COUNT; i += AT_ONCE, from += stride)
             if (COUNT % AT_ONCE == 0 || i + row < COUNT)
-                copy_16_bytes(samples + (i + row) * WIDTH + at, from - skews(i + row) + at);
+                copy_16_bytes(samples + (i + row) * WIDTH + at, start_of<Shape>(from) + at);
         return;
     }
     const Sample fill = fill_of<Sample>(picture);
@@ -301,38 +313,44 @@ __device__ inline void store_results(const unsigned* results, Sample* plane, int
     static_assert(COUNT % 2 == 0, "two rows are stored at a time");
     const long long row_samples = picture.out_row_samples, stride = up ? -row_samples : row_samples;
     Sample* target = plane + y * row_samples + x;
-    if constexpr (Shape::SKEW > 0) {
-        // Whole lines of memory, a word a lane: the words that begin among the tile's results.
-        constexpr int SIZE = sizeof(Sample), A_RUN = Shape::SEGMENT * SIZE / 4, BYTES = Shape::OUTPUTS * SIZE;
+    if constexpr (Shape::SKEW > 0 && (Shape::SIZE != 2 || B_LINES)) {
+        // Whole lines of memory, a word a lane: the words that begin among the tile's results; single samples at the ends of
+        // the image's row.
+        constexpr int SIZE = Shape::SIZE, A_RUN = Shape::SEGMENT * SIZE / 4, LINES = (Shape::OUTPUTS * SIZE + 126) / 128 + 1;
         static_assert(32 % A_RUN == 0, "lines are whole runs apart");
         const int lane = threadIdx.x % 32, in_row = min(picture.out_row_samples - x, Shape::OUTPUTS + Shape::SPARE + 1) * SIZE;
         const int count = (x_end - x) * SIZE;
-#pragma unroll B_UNROLL
+        const bool ends = SIZE < 4 && (x == 0 || in_row < (Shape::OUTPUTS + Shape::SPARE + 1) * SIZE);
+#pragma unroll 1
         for (int i = 0; i < min(COUNT, left); ++i, target += stride, results += Shape::PITCH) {
-            const unsigned past = static_cast<unsigned>(reinterpret_cast<unsigned long long>(target)) % 128;
-            const int skip = shift_of(target), at = lane - static_cast<int>(past / 4), first = skip > 0;  // word
-            unsigned* line = reinterpret_cast<unsigned*>(reinterpret_cast<unsigned char*>(target) - past) + lane;
+            const int past = static_cast<int>(reinterpret_cast<unsigned long long>(target) % 128), skip = shift_of(target);
+            const int at = lane - past / 4, whole = (in_row + skip) / 4, words = SIZE == 4 ? x_end - x : min((count + skip + 3) / 4, whole);
             const unsigned place = at + 32;  // never negative
             const unsigned* result = results + (place / A_RUN * Shape::RUN + place % A_RUN) - 32 / A_RUN * Shape::RUN;
-            if (in_row > BYTES + 3) {
+            unsigned* line = reinterpret_cast<unsigned*>(reinterpret_cast<unsigned char*>(target) - past) + lane;
 #pragma unroll
-                for (int j = 0; j <= (BYTES + 126) / 128; ++j)
-                    if ((j > 0 || at >= first) && (32 * j + 31 < BYTES / 4 || at + 32 * j < BYTES / 4 + first))
-                        line[32 * j] = result[j * (32 / A_RUN * Shape::RUN)];
-                if (x > 0) continue;
-            }
-            // The end of the image's row, and single samples at its ends.
-            const int whole = (in_row + skip) / 4, last = 4 * whole - skip;
-            for (int j = 0; in_row <= BYTES + 3 && at + 32 * j < whole && at + 32 * j < (count + skip + 3) / 4; ++j)
-                if (at + 32 * j >= first) line[32 * j] = result[j * (32 / A_RUN * Shape::RUN)];
+            for (int j = 0; j < LINES; ++j)
+                if ((j > 0 || at >= (skip > 0)) && at + 32 * j < words) line[32 * j] = result[j * (32 / A_RUN * Shape::RUN)];
+            if (!ends) continue;
             const auto put = [&](int byte) {
                 const unsigned* word = results + (byte + skip) / 4 / A_RUN * Shape::RUN + (byte + skip) / 4 % A_RUN;
                 target[byte / SIZE] = reinterpret_cast<const Sample*>(word)[(byte + skip) % 4 / SIZE];
             };
-            const int byte = lane * SIZE;
+            const int byte = lane * SIZE, last = 4 * whole - skip;
             if (x == 0 && skip > 0 && byte < min(4 - skip, in_row)) put(byte);
             if (last >= 0 && last < count && last + byte < in_row) put(last + byte);
         }
+        return;
+    } else if constexpr (Shape::SKEW > 0) {
+        const auto vector = [&](int i) {
+            return *reinterpret_cast<const uint4*>(results + i / A_SEGMENT * Shape::RUN + i % A_SEGMENT * 4);
+        };
+        const auto sample = [&](int i) {
+            return reinterpret_cast<const Sample*>(results + i / Shape::SEGMENT * Shape::RUN)[i % Shape::SEGMENT];
+        };
+#pragma unroll 1
+        for (int i = 0; i < min(COUNT, left); ++i, target += stride, results += Shape::PITCH)
+            store_anywhere<Shape::WIDTH>(target, x_end - x, vector, sample);
         return;
     }
     constexpr int PIECE = 32 / A_SEGMENT * Shape::RUN;  // words

@@ -27,7 +27,8 @@
 // 214 to 221, 292 and 534.
 constexpr int TENSOR_WARPS = 4, TENSOR_THREADS = 32 * TENSOR_WARPS, TENSOR_ROWS = 16 * TENSOR_WARPS;
 constexpr int TENSOR_REACH = 32;  // maximum
-#define B_MOST 128
+#define B_MOST 64
+#define B_AHEAD 1
 
 struct TensorAxis {  // weights at distance 0 …
     unsigned char upper[TENSOR_REACH + 1];
@@ -516,10 +517,12 @@ tensor(const unsigned char* __restrict__ in, unsigned char* __restrict__ out, Pi
         for (int i = 0; i < 2; ++i) result[i] = opaque(result[i] + (output.shift_of(group + 8 * i, x_begin) / 4 * 4));
     }
     const int shift = filter.shift, unit = CHANNELS == 1 ? filter.unit : 256, bias = filter.bias;
-    const auto sum_block = [&](int block, int at, bool at_end) {  // at_end: may wrap
+    unsigned sums[CHANNELS][2][2];
+    const auto sum_samples = [&](int at, bool at_end) {  // at_end: may wrap
         if (at_end && at >= end) at -= Shape::RING;
-        unsigned sums[CHANNELS][2][2];
         sum_down<Shape>(sums, samples + at, rows, down, shift);
+    };
+    const auto keep = [&](int block) {
 #pragma unroll
         for (int c = 0; c < CHANNELS; ++c)
 #pragma unroll
@@ -529,7 +532,10 @@ tensor(const unsigned char* __restrict__ in, unsigned char* __restrict__ out, Pi
     __syncthreads();
     fetch();
 #pragma unroll
-    for (int block = 0; block < SEEN - 1; ++block, at += 16 * CHANNELS) sum_block(block, at, false);
+    for (int block = 0; block < SEEN - 1; ++block, at += 16 * CHANNELS) {
+        sum_samples(at, false);
+        keep(block);
+    }
     at += Shape::SLOT - Shape::CHUNK_BYTES;
 #pragma unroll 1
     for (int x = x_begin; x < x_end; x += CHUNK) {
@@ -538,7 +544,10 @@ tensor(const unsigned char* __restrict__ in, unsigned char* __restrict__ out, Pi
         fetch();
 #pragma unroll
         for (int phase = 0; phase < CHUNK / 16; ++phase, at += 16 * CHANNELS) {
-            sum_block((SEEN - 1 + phase) % SEEN, at, Shape::SURPLUS > 0 && phase == CHUNK / 16 - 1);
+            constexpr bool AHEAD = CHANNELS <= 2 && B_AHEAD;
+            if (!AHEAD || phase == 0) sum_samples(at, Shape::SURPLUS > 0 && phase == CHUNK / 16 - 1);
+            keep((SEEN - 1 + phase) % SEEN);
+            if (AHEAD && phase + 1 < CHUNK / 16) sum_samples(at + 16 * CHANNELS, Shape::SURPLUS > 0 && phase + 1 == CHUNK / 16 - 1);
             unsigned char* const first = results + phase * 16 * CHANNELS;
             unsigned char* const to[2] = {first + result[0], first + result[1]};
             sum_across<Shape>(to, blocks, phase % SEEN, across, unit, bias);

@@ -19,7 +19,7 @@ from kernels.smoothing.window import Window
 RADII = (4, 8, 16, 32)  # reaches of the compiled kernels; other windows use the next larger
 WARPS = 4
 ROWS = 16 * WARPS  # that a block filters together
-MOST_BYTES = 128  # of a row that a block fetches at once, if it has several turns of its blocks there
+MOST_BYTES = 64  # of a row that a block fetches at once, if it has several turns of its blocks there
 
 
 def _entry(channels: int, radius: int, aligned: bool) -> str:
