@@ -252,7 +252,7 @@ fused(const Sample* __restrict__ in, Sample* __restrict__ out, Picture picture, 
         if (Shape::COMPLETES && ends == Ends::WITHIN)
             copy_ends<Shape, STEP>(samples + stage * STAGE, x_in, sources, picture);
         const Sample* entering = samples + stage * STAGE + mine;
-        const Skews<Shape> step_skews{Shape::FLOATS && B_OPAQUE ? opaque(skews.start) : skews.start, skews.stride};
+        const Skews<Shape> step_skews{Shape::FLOATS ? opaque(skews.start) : skews.start, skews.stride};
         if (ORDERED && up) filter_columns<Shape, KIND, ORDERED>(window, entering, step_skews, to, filter);
         else filter_columns<Shape, KIND, false>(window, entering, step_skews, to, filter);
         __syncthreads();
@@ -266,7 +266,7 @@ fused(const Sample* __restrict__ in, Sample* __restrict__ out, Picture picture, 
         if constexpr (KIND == SQUARE) filter_square<Shape, RADIUS, CHANNELS>(done, segment, filter.scale);
         else filter_segment<Shape, KIND, RADIUS, CHANNELS>(done, segment, filter);
         const int first = up ? y - warp_row : y + warp_row;
-        if constexpr (Shape::SKEW > 0 && !Shape::FLOATS && (Shape::SIZE == 1 || B_LINES))
+        if constexpr (Shape::SKEW > 0 && !Shape::FLOATS)
             shift_results(done, shift_of(out_plane + (first + lane / SEGMENTS) * static_cast<long long>(picture.out_row_samples) + x));
         // Only this warp reads its rows, so the results replace them, to be stored a row at a time.
         __syncwarp();

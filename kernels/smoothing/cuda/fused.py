@@ -30,7 +30,6 @@ VECTOR_BYTES = 16  # of a thread's loads and stores
 SECTOR_BYTES = 32  # unit of writes to memory; blocks write whole ones
 THREADS = 128
 WIDTH = 4 * THREADS  # samples of a row that a block loads
-B_STEP, B_BLOCKS = 16, 4
 TINY = 2.0**126  # factor of the weights if samples are the bits of floats: TINY in windows.cuh
 
 
@@ -183,7 +182,7 @@ class Tile:
 
 def _tile(dtype: np.dtype[Any], channels: int, kind: str, radius: int, *, aligned: bool) -> Tile:
     size, floats, far = dtype.itemsize, dtype.kind == "f", radius > 4
-    step = 8 if floats or far else B_STEP if kind == "GAUSS" and not aligned else 16
+    step = 8 if floats or far else 16
     stages = 2 if floats and not far else 1
     sector, vector, reach = SECTOR_BYTES // size, VECTOR_BYTES // size, radius * channels
     if aligned:
@@ -203,7 +202,7 @@ def _tile(dtype: np.dtype[Any], channels: int, kind: str, radius: int, *, aligne
         step=step,
         outputs=outputs,
         shared_bytes=shared_bytes,
-        resident=min(3 if few else B_BLOCKS if size == 1 and not aligned else 4, blocks_a_multiprocessor(shared_bytes)),
+        resident=min(3 if few else 4, blocks_a_multiprocessor(shared_bytes)),
         share=tuning.FUSED_FAR_SHARE if far else tuning.FUSED_FLOAT_SHARE if floats else tuning.FUSED_SHARE,
         waits=not far and (floats or (size == 2 and kind != "GAUSS")),
     )

@@ -1,9 +1,5 @@
 // The tile of a block of `fused`: unconverted samples, and sums, in shared memory. Part of smoothing.cu.
 #pragma once
-#define B_LINES 1
-#define B_BLOCKS 4
-#define B_STEP 16
-#define B_OPAQUE 1
 
 #include "async_copy.cuh"
 #include "bands.cuh"
@@ -22,12 +18,12 @@ struct Fused {
     static constexpr int THREADS = 128, WIDTH = 4 * THREADS;  // samples of a row that a block loads, four a thread
     // Rows that a block goes down at a time: many, since each step costs two barriers and moves the window's rows, but the
     // loop, about 4 * (4 RADIUS + 9) * STEP instructions, has to stay in the instruction cache.
-    static constexpr int STEP = FLOATS || RADIUS > 4 ? 8 : KIND == GAUSS && !ALIGNED ? B_STEP : 16;
+    static constexpr int STEP = FLOATS || RADIUS > 4 ? 8 : 16;
     static constexpr int SEGMENT = 4 * STEP;  // samples of a row that a thread filters along it
     // Where a step's samples wait: with one place the next are fetched once all columns are summed.
     static constexpr int STAGES = FLOATS && RADIUS <= 4 ? 2 : 1;
     // On a multiprocessor, as registers allow.
-    static constexpr int BLOCKS = RADIUS > 4 && (sizeof(Sample) == 2 || (FLOATS && CHANNELS > 1)) ? 3 : sizeof(Sample) == 1 && !ALIGNED ? B_BLOCKS : 4;
+    static constexpr int BLOCKS = RADIUS > 4 && (sizeof(Sample) == 2 || (FLOATS && CHANNELS > 1)) ? 3 : 4;
 
     static constexpr int VECTOR = 16 / sizeof(Sample), SECTOR = SECTOR_BYTES / sizeof(Sample);
     // Loads start at a sector (half a sector off, an H200's L2 reads 1.6 times as much), except for bytes, where that would
@@ -313,7 +309,7 @@ __device__ inline void store_results(const unsigned* results, Sample* plane, int
     static_assert(COUNT % 2 == 0, "two rows are stored at a time");
     const long long row_samples = picture.out_row_samples, stride = up ? -row_samples : row_samples;
     Sample* target = plane + y * row_samples + x;
-    if constexpr (Shape::SKEW > 0 && (Shape::SIZE != 2 || B_LINES)) {
+    if constexpr (Shape::SKEW > 0) {
         // Whole lines of memory, a word a lane: the words that begin among the tile's results; single samples at the ends of
         // the image's row.
         constexpr int SIZE = Shape::SIZE, A_RUN = Shape::SEGMENT * SIZE / 4, LINES = (Shape::OUTPUTS * SIZE + 126) / 128 + 1;
@@ -340,17 +336,6 @@ __device__ inline void store_results(const unsigned* results, Sample* plane, int
             if (x == 0 && skip > 0 && byte < min(4 - skip, in_row)) put(byte);
             if (last >= 0 && last < count && last + byte < in_row) put(last + byte);
         }
-        return;
-    } else if constexpr (Shape::SKEW > 0) {
-        const auto vector = [&](int i) {
-            return *reinterpret_cast<const uint4*>(results + i / A_SEGMENT * Shape::RUN + i % A_SEGMENT * 4);
-        };
-        const auto sample = [&](int i) {
-            return reinterpret_cast<const Sample*>(results + i / Shape::SEGMENT * Shape::RUN)[i % Shape::SEGMENT];
-        };
-#pragma unroll 1
-        for (int i = 0; i < min(COUNT, left); ++i, target += stride, results += Shape::PITCH)
-            store_anywhere<Shape::WIDTH>(target, x_end - x, vector, sample);
         return;
     }
     constexpr int PIECE = 32 / A_SEGMENT * Shape::RUN;  // words

@@ -17,8 +17,8 @@ FUSED_FLOAT_SHARE, FUSED_SHARE, FUSED_FAR_SHARE = 0.35, 0.55, 0.6
 # wide: the share of the remaining work that one round of resident blocks takes.
 WIDE_SHARE = 0.6
 
-# tensor: turns of its blocks that a block could have written before its first.
-TENSOR_START_TURNS = 4
+# tensor: chunks that a block could have written before its first.
+TENSOR_START_CHUNKS = 4
 
 # words: the same; the tail of its strips (see TAIL).
 WORDS_START_CHUNKS, WORDS_TAIL = 3, 0.5

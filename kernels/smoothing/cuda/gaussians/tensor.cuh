@@ -27,8 +27,6 @@
 // 214 to 221, 292 and 534.
 constexpr int TENSOR_WARPS = 4, TENSOR_THREADS = 32 * TENSOR_WARPS, TENSOR_ROWS = 16 * TENSOR_WARPS;
 constexpr int TENSOR_REACH = 32;  // maximum
-#define B_MOST 64
-#define B_AHEAD 1
 
 struct TensorAxis {  // weights at distance 0 …
     unsigned char upper[TENSOR_REACH + 1];
@@ -50,12 +48,9 @@ struct Tensor {
     static constexpr int SEEN_ROWS = TENSOR_ROWS + 16 * (SEEN - 1);
     // On a multiprocessor, as registers allow: 20, 16 or 8 warps.
     static constexpr int BLOCKS = SEEN * CHANNELS > 12 ? 2 : SEEN * CHANNELS > 6 || SEEN > 3 ? 4 : 5;
-    // Positions that are fetched and written at once: some turns of the blocks in use, up to a line of memory if it has several.
-    static constexpr int TURNS = SEEN * CHANNELS < B_MOST / 16 ? B_MOST / 16 / (SEEN * CHANNELS) : 1;
-    static constexpr int CHUNK = 16 * SEEN * TURNS, CHUNK_BYTES = CHUNK * CHANNELS, VECTORS = CHUNK_BYTES / 16;
-    // The first block starts SURPLUS positions behind the last SEEN - 1 blocks of the first chunk, so that the chunk starts at
-    // a whole vector.
-    static constexpr int FIRST = CHUNK - 16 * (SEEN - 1);
+    // Positions that are fetched and written at once: one turn of the blocks in use.
+    static constexpr int CHUNK = 16 * SEEN, CHUNK_BYTES = CHUNK * CHANNELS, VECTORS = CHUNK_BYTES / 16;
+    // The first block starts 16 + SURPLUS positions into the first chunk, so that the chunk starts at a whole vector.
     static constexpr int LEAD = ALIGNED ? (RADIUS + 15) / 16 * 16 : RADIUS, SURPLUS = LEAD - RADIUS;
     // Vectors of a row that are fetched. Of three channels a lane may read a word behind them, of which it uses nothing; other
     // threads must not write there.
@@ -63,14 +58,14 @@ struct Tensor {
     static constexpr int SLOTS = SURPLUS > 0 ? 3 : 2, RING = SLOTS * SLOT;  // chunks in use, and one in flight
     static constexpr int PITCH = (RING / 16 | 1) * 16;                      // rows two apart start about 8 banks apart
     // Unaligned results are written in units of sectors, or of vectors if a chunk is not a whole number of sectors. They follow
-    // the start of a unit that the last chunk left, and the word before it (CARRIED: a vector that ends with it).
+    // the start of a unit that the last chunk left (CARRIED).
     static constexpr int UNIT = CHUNK_BYTES % SECTOR_BYTES ? 16 : SECTOR_BYTES;
-    static constexpr int CARRIED = ALIGNED ? 0 : 16, RESULT_VECTORS = VECTORS + (ALIGNED ? 0 : 1 + UNIT / 16);
+    static constexpr int CARRIED = ALIGNED ? 0 : UNIT, RESULT_VECTORS = VECTORS + 2 * CARRIED / 16;
     // Rows of results start in different banks for lanes that write neighbouring rows.
     static constexpr int APART = ALIGNED && CHANNELS % 2 == 0 ? CHANNELS : 1;
     static constexpr int RESULT_PITCH = ((RESULT_VECTORS + APART - 1) / (2 * APART) * 2 * APART + APART) * 16;
     static constexpr int RESULTS = 16 * RESULT_PITCH;
-    static constexpr int SHARED_BYTES = SEEN_ROWS * (PITCH + 4) + TENSOR_WARPS * RESULTS;
+    static constexpr int SHARED_BYTES = SEEN_ROWS * (PITCH + 8) + TENSOR_WARPS * RESULTS;
 };
 
 // d += a b: a is 16 x 16, b 16 x 8, or 16 x 32 and 32 x 8 with a2 and b2; of bytes that are signed (s8) or not.
@@ -124,7 +119,7 @@ struct TensorInput {
     static constexpr int AT_ONCE = TENSOR_THREADS / Shape::A_ROW;  // rows
     unsigned char* samples;
     const unsigned char* plane;
-    const int* rows;  // of the plane; -1: beyond the edge
+    const long long* offsets;  // of rows in the plane; -1: beyond the edge
     const Picture& picture;
     bool inside;     // all rows lie inside
     unsigned start;  // of row 0 in the first chunk: the low bits of its address
@@ -132,18 +127,16 @@ struct TensorInput {
     long long from;  // and in the plane, in the chunk at position 0
 
     // The first row is row `first` of the image, the first chunk begins at position `x`.
-    __device__ TensorInput(unsigned char* samples, const unsigned char* plane, const int* rows, int first, int x,
+    __device__ TensorInput(unsigned char* samples, const unsigned char* plane, const long long* offsets, int first, int x,
                            const Picture& picture)
-        : samples(samples), plane(plane), rows(rows), picture(picture) {
+        : samples(samples), plane(plane), offsets(offsets), picture(picture) {
         inside = first >= 0 && first + Shape::SEEN_ROWS <= picture.rows;
         start = static_cast<unsigned>(reinterpret_cast<unsigned long long>(plane)) +
                 static_cast<unsigned>(first) * picture.row_samples + x * CHANNELS;
         const int row = threadIdx.x / Shape::A_ROW, at = threadIdx.x % Shape::A_ROW * 16;
         to = opaque(row < AT_ONCE ? row * Shape::PITCH + at : -1);
-        from = opaque(offset_of(min(row, Shape::SEEN_ROWS - 1)) + at);
+        from = opaque(offsets[min(row, Shape::SEEN_ROWS - 1)] + at);
     }
-
-    __device__ long long offset_of(int row) const { return rows[row] * static_cast<long long>(picture.row_samples); }
 
     // Bytes by which a row is shifted in `samples`.
     __device__ int shift_of(int row) const {
@@ -179,8 +172,8 @@ struct TensorInput {
     // A vector of a row, from byte `sample` on. Rows beyond an edge of unaligned images come from rows shifted otherwise.
     __device__ void fetch_vector(unsigned char* vector, int row, int sample) const {
         const unsigned fill = picture.fill * 0x01010101u;
-        const unsigned char* source = plane + offset_of(row) + sample;
-        if (rows[row] < 0) *reinterpret_cast<uint4*>(vector) = make_uint4(fill, fill, fill, fill);
+        const unsigned char* source = plane + offsets[row] + sample;
+        if (offsets[row] < 0) *reinterpret_cast<uint4*>(vector) = make_uint4(fill, fill, fill, fill);
         else if (Shape::ROWS_ALIGNED || reinterpret_cast<unsigned long long>(source) % 16 == 0) copy_16_bytes(vector, source);
         else *reinterpret_cast<uint4*>(vector) = load_anywhere(source);
     }
@@ -196,15 +189,15 @@ struct TensorInput {
             if (sample >= BESIDE && sample + 16 + BESIDE <= picture.row_samples) fetch_vector(vector, row, sample);
             else if (sample + 16 > -reach && sample < picture.row_samples + reach)  // no window sees farther out
 #pragma unroll 1
-                for (int k = 0; k < 16; ++k) vector[k] = byte_at(row, sample + k);
+                for (int k = 0; k < 16; ++k) vector[k] = byte_at(offsets[row], sample + k);
         }
     }
 
-    // Byte `at` of the row.
-    __device__ unsigned char byte_at(int row, int at) const {
+    // Byte `at` of the row that begins at `offset`.
+    __device__ unsigned char byte_at(long long offset, int at) const {
         const int shifted = at + 256 * CHANNELS;  // never negative
         const int position = border_index(shifted / CHANNELS - 256, picture.columns, picture.mode_x);
-        return position < 0 || rows[row] < 0 ? picture.fill : __ldg(plane + offset_of(row) + position * CHANNELS + shifted % CHANNELS);
+        return position < 0 || offset < 0 ? picture.fill : __ldg(plane + offset + position * CHANNELS + shifted % CHANNELS);
     }
 };
 
@@ -450,8 +443,8 @@ tensor(const unsigned char* __restrict__ in, unsigned char* __restrict__ out, Pi
     typedef Tensor<CHANNELS, RADIUS, ALIGNED> Shape;
     constexpr int SEEN = Shape::SEEN, CHUNK = Shape::CHUNK;
     extern __shared__ __align__(16) unsigned char shared[];
-    int* seen_rows = reinterpret_cast<int*>(shared);
-    unsigned char* samples = shared + Shape::SEEN_ROWS * 4;
+    long long* offsets = reinterpret_cast<long long*>(shared);
+    unsigned char* samples = shared + Shape::SEEN_ROWS * 8;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = lane / 4, place = lane % 4;
     TensorFilter& weights = *reinterpret_cast<TensorFilter*>(samples + Shape::SEEN_ROWS * Shape::PITCH);
     unsigned char* results = samples + Shape::SEEN_ROWS * Shape::PITCH + warp * Shape::RESULTS;
@@ -462,14 +455,16 @@ tensor(const unsigned char* __restrict__ in, unsigned char* __restrict__ out, Pi
     const int x_begin = tiles.begin(area.tile), x_end = min(tiles.begin(area.tile + 1), picture.out_row_samples / CHANNELS);
 
     const int first = y + picture.centre_y - RADIUS;
-    for (int i = threadIdx.x; i < Shape::SEEN_ROWS; i += TENSOR_THREADS)
-        seen_rows[i] = border_index(first + i, picture.rows, picture.mode_y);
+    for (int i = threadIdx.x; i < Shape::SEEN_ROWS; i += TENSOR_THREADS) {
+        const int row = border_index(first + i, picture.rows, picture.mode_y);
+        offsets[i] = row < 0 ? -1 : row * static_cast<long long>(picture.row_samples);
+    }
     // Lanes read different weights, which constant memory would serve one by one.
     for (int i = threadIdx.x; i < sizeof(TensorFilter) / 4; i += TENSOR_THREADS)
         reinterpret_cast<unsigned*>(&weights)[i] = reinterpret_cast<const unsigned*>(&filter)[i];
     __syncthreads();
-    int x_next = x_begin + picture.centre_x / CHANNELS - Shape::FIRST - Shape::LEAD, next = 0, slot = 0;  // to be fetched
-    const TensorInput<Shape, CHANNELS> input(samples, in_plane, seen_rows, first, x_next, picture);
+    int x_next = x_begin + picture.centre_x / CHANNELS - 16 - Shape::LEAD, next = 0, slot = 0;  // to be fetched
+    const TensorInput<Shape, CHANNELS> input(samples, in_plane, offsets, first, x_next, picture);
     const long long first_line = (area.plane * picture.out_rows + warp_y) * picture.out_row_samples;
     const TensorOutput<Shape, CHANNELS> output(results, out, first_line, picture.out_rows - warp_y, picture);
 
@@ -508,7 +503,7 @@ tensor(const unsigned char* __restrict__ in, unsigned char* __restrict__ out, Pi
     unsigned blocks[CHANNELS][2][SEEN][2];  // high and low bytes of v
     const TensorRows<Shape, CHANNELS> rows(input);
     // Aligned rows are read from `at` on, others at their places behind it.
-    int at = opaque((Shape::FIRST + Shape::SURPLUS) * CHANNELS + (ALIGNED ? rows.at[0] : 0));
+    int at = opaque((16 + Shape::SURPLUS) * CHANNELS + (ALIGNED ? rows.at[0] : 0));
     const int end = opaque(Shape::RING + (ALIGNED ? (16 * warp + 2 * place) * Shape::PITCH : 0));
     int result[2] = {opaque(Shape::CARRIED + group * Shape::RESULT_PITCH + 4 * place * CHANNELS)};  // of the lane's rows
     result[1] = result[0] + 8 * Shape::RESULT_PITCH;
@@ -517,12 +512,10 @@ tensor(const unsigned char* __restrict__ in, unsigned char* __restrict__ out, Pi
         for (int i = 0; i < 2; ++i) result[i] = opaque(result[i] + (output.shift_of(group + 8 * i, x_begin) / 4 * 4));
     }
     const int shift = filter.shift, unit = CHANNELS == 1 ? filter.unit : 256, bias = filter.bias;
-    unsigned sums[CHANNELS][2][2];
-    const auto sum_samples = [&](int at, bool at_end) {  // at_end: may wrap
+    const auto sum_block = [&](int block, int at, bool at_end) {  // at_end: may wrap
         if (at_end && at >= end) at -= Shape::RING;
+        unsigned sums[CHANNELS][2][2];
         sum_down<Shape>(sums, samples + at, rows, down, shift);
-    };
-    const auto keep = [&](int block) {
 #pragma unroll
         for (int c = 0; c < CHANNELS; ++c)
 #pragma unroll
@@ -532,10 +525,7 @@ tensor(const unsigned char* __restrict__ in, unsigned char* __restrict__ out, Pi
     __syncthreads();
     fetch();
 #pragma unroll
-    for (int block = 0; block < SEEN - 1; ++block, at += 16 * CHANNELS) {
-        sum_samples(at, false);
-        keep(block);
-    }
+    for (int block = 0; block < SEEN - 1; ++block, at += 16 * CHANNELS) sum_block(block, at, false);
     at += Shape::SLOT - Shape::CHUNK_BYTES;
 #pragma unroll 1
     for (int x = x_begin; x < x_end; x += CHUNK) {
@@ -543,14 +533,11 @@ tensor(const unsigned char* __restrict__ in, unsigned char* __restrict__ out, Pi
         __syncthreads();  // this turn's chunks are visible, and the last turn's have been read
         fetch();
 #pragma unroll
-        for (int phase = 0; phase < CHUNK / 16; ++phase, at += 16 * CHANNELS) {
-            constexpr bool AHEAD = CHANNELS <= 2 && B_AHEAD;
-            if (!AHEAD || phase == 0) sum_samples(at, Shape::SURPLUS > 0 && phase == CHUNK / 16 - 1);
-            keep((SEEN - 1 + phase) % SEEN);
-            if (AHEAD && phase + 1 < CHUNK / 16) sum_samples(at + 16 * CHANNELS, Shape::SURPLUS > 0 && phase + 1 == CHUNK / 16 - 1);
+        for (int phase = 0; phase < SEEN; ++phase, at += 16 * CHANNELS) {
+            sum_block((SEEN - 1 + phase) % SEEN, at, Shape::SURPLUS > 0 && phase == SEEN - 1);
             unsigned char* const first = results + phase * 16 * CHANNELS;
             unsigned char* const to[2] = {first + result[0], first + result[1]};
-            sum_across<Shape>(to, blocks, phase % SEEN, across, unit, bias);
+            sum_across<Shape>(to, blocks, phase, across, unit, bias);
         }
         at += Shape::SLOT - Shape::CHUNK_BYTES;
         if (at >= end) at -= Shape::RING;

@@ -19,7 +19,6 @@ from kernels.smoothing.window import Window
 RADII = (4, 8, 16, 32)  # reaches of the compiled kernels; other windows use the next larger
 WARPS = 4
 ROWS = 16 * WARPS  # that a block filters together
-MOST_BYTES = 64  # of a row that a block fetches at once, if it has several turns of its blocks there
 
 
 def _entry(channels: int, radius: int, aligned: bool) -> str:
@@ -63,7 +62,7 @@ def applies(shape: tuple[int, ...], dtype: np.dtype[Any], windows: Sequence[Wind
     radius = _radius(windows)
     if max(_shared_bytes(view.channels, radius, aligned) for aligned in (True, False)) > shared_bytes_a_block():
         return False
-    return view.planes * -(-view.rows // ROWS) * -(-view.columns // _chunk(view.channels, radius)) <= MAX_BLOCKS
+    return view.planes * -(-view.rows // ROWS) * -(-view.columns // _chunk(radius)) <= MAX_BLOCKS
 
 
 def run(image: Any, windows: Sequence[Window], cval: float, out: Any, stream: Any) -> None:
@@ -74,8 +73,8 @@ def run(image: Any, windows: Sequence[Window], cval: float, out: Any, stream: An
     picture.bands = -(-picture.out_rows // ROWS)
     out_columns = picture.out_row_samples // view.channels
     resident = min(_blocks(view.channels, radius), blocks_a_multiprocessor(shared_bytes)) * multiprocessors()
-    chunk = _chunk(view.channels, radius)
-    cost = PieceCost(unit=chunk, begin=tuning.TENSOR_START_TURNS * 16 * _seen(radius))
+    chunk = _chunk(radius)
+    cost = PieceCost(unit=chunk, begin=tuning.TENSOR_START_CHUNKS * chunk)
     tiles = partition(out_columns, view.planes * picture.bands, resident, cost)
     picture.tiles = tiles.pieces
     kernel("smoothing", _entry(view.channels, radius, picture.aligned)).launch(
@@ -110,31 +109,25 @@ def _radius(windows: Sequence[Window]) -> int:
     return next(radius for radius in RADII if radius >= max(window.after for window in windows))
 
 
-def _seen(radius: int) -> int:
-    """Blocks of 16 positions that 16 neighbouring windows see."""
-    return -(-(16 + 2 * radius) // 16)
-
-
-def _chunk(channels: int, radius: int) -> int:
-    """Positions that a block fetches and writes at once, as in struct Tensor of tensor.cuh."""
-    seen = _seen(radius)
-    return 16 * seen * max(MOST_BYTES // 16 // (seen * channels), 1)
+def _chunk(radius: int) -> int:
+    """Positions that a block fetches and writes at once: those seen by 16 neighbouring windows, in blocks of 16."""
+    return up_to(16 + 2 * radius, 16)
 
 
 def _blocks(channels: int, radius: int) -> int:
     """Blocks on a multiprocessor, as in struct Tensor of tensor.cuh."""
-    seen = _seen(radius)
+    seen = _chunk(radius) // 16
     return 2 if seen * channels > 12 else 4 if seen * channels > 6 or seen > 3 else 5
 
 
 def _shared_bytes(channels: int, radius: int, aligned: bool) -> int:
     """Shared memory of a block, as in struct Tensor of tensor.cuh."""
-    vectors, slots = _chunk(channels, radius) * channels // 16, 3 if aligned and radius % 16 else 2
+    vectors, slots = _chunk(radius) * channels // 16, 3 if aligned and radius % 16 else 2
     fetched = vectors if aligned else vectors + 2 if channels == 3 else vectors + 1
     pitch, apart = slots * fetched | 1, channels if aligned and channels % 2 == 0 else 1
-    result_pitch = up_to(vectors + (0 if aligned else 2 if vectors % 2 else 3) - apart, 2 * apart) + apart
-    seen_rows = ROWS + 16 * (_seen(radius) - 1)
-    return seen_rows * (16 * pitch + 4) + 16 * ROWS * result_pitch
+    result_pitch = up_to(vectors + (0 if aligned else 2 if vectors % 2 else 4) - apart, 2 * apart) + apart
+    seen_rows = ROWS + _chunk(radius) - 16
+    return seen_rows * (16 * pitch + 8) + 16 * ROWS * result_pitch
 
 
 def _filter(view: View) -> TensorFilter:
