@@ -185,7 +185,8 @@ fused(const Sample* __restrict__ in, Sample* __restrict__ out, Picture picture, 
     const int x_in = x - Shape::HALO + picture.centre_x;
     const int y_begin = bands.begin(place.band), y_end = min(bands.begin(place.band + 1), picture.out_rows);
     const Ends ends = ends_of<Shape>(x_in, picture);
-    if (ends != Ends::NONE) find_sources<Shape, CHANNELS>(sources, x_in, x_end - x + Shape::HALO + Shape::REACH + Shape::SPARE, picture);
+    const int needed = x_end - x + Shape::HALO + Shape::REACH + Shape::SPARE;
+    if (ends != Ends::NONE) find_sources<Shape, CHANNELS>(sources, x_in, needed, picture);
     __syncthreads();
     grid_dependency_synchronize();
 
@@ -252,6 +253,7 @@ fused(const Sample* __restrict__ in, Sample* __restrict__ out, Picture picture, 
         if (Shape::COMPLETES && ends == Ends::WITHIN)
             copy_ends<Shape, STEP>(samples + stage * STAGE, x_in, sources, picture);
         const Sample* entering = samples + stage * STAGE + mine;
+        // Floats have no registers to keep skews in.
         const Skews<Shape> step_skews{Shape::FLOATS ? opaque(skews.start) : skews.start, skews.stride};
         if (ORDERED && up) filter_columns<Shape, KIND, ORDERED>(window, entering, step_skews, to, filter);
         else filter_columns<Shape, KIND, false>(window, entering, step_skews, to, filter);
@@ -266,8 +268,10 @@ fused(const Sample* __restrict__ in, Sample* __restrict__ out, Picture picture, 
         if constexpr (KIND == SQUARE) filter_square<Shape, RADIUS, CHANNELS>(done, segment, filter.scale);
         else filter_segment<Shape, KIND, RADIUS, CHANNELS>(done, segment, filter);
         const int first = up ? y - warp_row : y + warp_row;
-        if constexpr (Shape::SKEW > 0 && !Shape::FLOATS)
-            shift_results(done, shift_of(out_plane + (first + lane / SEGMENTS) * static_cast<long long>(picture.out_row_samples) + x));
+        if constexpr (Shape::SKEW > 0 && !Shape::FLOATS) {
+            const long long row = first + lane / SEGMENTS;
+            shift_results(done, bytes_past_word(out_plane + row * picture.out_row_samples + x));
+        }
         // Only this warp reads its rows, so the results replace them, to be stored a row at a time.
         __syncwarp();
         constexpr int SIZE = sizeof(Sample);

@@ -28,8 +28,8 @@ struct Fused {
     static constexpr int VECTOR = 16 / sizeof(Sample), SECTOR = SECTOR_BYTES / sizeof(Sample);
     // Loads start at a sector (half a sector off, an H200's L2 reads 1.6 times as much), except for bytes, where that would
     // cost too many columns. Unaligned rows are loaded from the multiple of STEP samples (one or two vectors) below their
-    // start: at most SKEW places more, and in every step the same. Unaligned results are written by whole words, so SPARE more
-    // are computed.
+    // start, at most SKEW places more. Rows STEP apart have the same skew, so a thread's skews stay in registers. Unaligned
+    // results are written by whole words, so SPARE more are computed.
     static constexpr int REACH = RADIUS * CHANNELS, SKEW = ALIGNED ? 0 : STEP - 1, SPARE = ALIGNED ? 0 : VECTOR / 4 - 1;
     static constexpr int HALO = up_to(REACH, !ALIGNED ? 8 : sizeof(Sample) == 1 ? VECTOR : SECTOR);
     static constexpr int OUTPUTS = ALIGNED ? (WIDTH - 2 * HALO) / SECTOR * SECTOR
@@ -55,11 +55,10 @@ struct Fused {
     static constexpr int SUMS = STEP * PITCH * 4;
 };
 
-// How far right unaligned rows lie in their tile: place 0 of row `i` is its sample `x`, and that of row 0 of a step is `start`
-// samples behind address 0. (Rows beyond an edge lie where they would if they were inside.)
+// How many places farther right row i of a step lies if it is not aligned. A row beyond an edge lies as it would inside.
 template <typename Shape>
 struct Skews {
-    unsigned start, stride;
+    unsigned start, stride;  // samples from a vector's start in memory to place 0 of row 0, and to that of the next row
     __device__ int operator()(int i) const { return Shape::SKEW ? (start + i * stride) % (Shape::SKEW + 1) : 0; }
     __device__ Skews before(int rows) const { return {start - rows * stride, stride}; }
 };
@@ -104,10 +103,10 @@ __device__ inline Sample fill_of(const Picture& picture) {
     else return static_cast<Sample>(picture.fill);
 }
 
-// Where an unaligned row is fetched from that has `at` at place 0.
+// Where a row is fetched from if `at` belongs at place 0.
 template <typename Shape, typename Sample>
 __device__ inline const Sample* start_of(const Sample* at) {
-    if constexpr (Shape::SKEW == 0) return at;
+    if (Shape::SKEW == 0) return at;
     constexpr unsigned long long BYTES = (Shape::SKEW + 1) * Shape::SIZE;
     return reinterpret_cast<const Sample*>(reinterpret_cast<unsigned long long>(at) & -BYTES);
 }
@@ -135,11 +134,12 @@ __device__ inline void fetch_rows(Sample* samples, const Skews<Shape>& skews, co
         return;
     }
     const Sample fill = fill_of<Sample>(picture);
-    // Whether a row's vector from sample `begin` on is fetched at once; that of a row beyond an edge may not be aligned.
+    // A vector of a row beyond an edge may not be aligned where that row lies inside.
     const auto is_aligned = [&](int from, int begin) {
-        return Shape::SKEW == 0 || from < 0 || reinterpret_cast<unsigned long long>(plane + from * row_samples + begin) % 16 == 0;
+        const unsigned long long address = reinterpret_cast<unsigned long long>(plane + from * row_samples + begin);
+        return Shape::SKEW == 0 || from < 0 || address % 16 == 0;
     };
-    const auto is_copied = [&](int from, int begin) {
+    const auto is_copied = [&](int from, int begin) {  // or else its samples come one by one
         const int beside = is_aligned(from, begin) ? 0 : VECTOR;
         return begin >= beside && begin + VECTOR + beside <= picture.row_samples;
     };
@@ -283,24 +283,25 @@ __device__ inline void put_sums(unsigned* to, const unsigned (&sum)[2]) {
 
 // Bytes between the start of a word of memory and `target`.
 template <typename Sample>
-__device__ inline int shift_of(const Sample* target) {
-    return sizeof(Sample) < 4 ? static_cast<unsigned>(reinterpret_cast<unsigned long long>(target)) % 4 : 0;
+__device__ inline int bytes_past_word(const Sample* target) {
+    return static_cast<unsigned>(reinterpret_cast<unsigned long long>(target)) % 4;
 }
 
-// Moves a segment's results by as many bytes, so that their words are those of memory. The lane before has the results before.
+// Moves a segment's results up by some bytes. The lane before has those in front of them.
 template <typename Sample, int COUNT>
 __device__ inline void shift_results(Packed<Sample> (&done)[COUNT], int bytes) {
     constexpr int SIZE = sizeof(Sample);
-    const unsigned before = __shfl_up_sync(0xFFFFFFFFu, done[COUNT - 1].word[SIZE - 1], 1);
+    unsigned before = __shfl_up_sync(0xFFFFFFFFu, done[COUNT - 1].word[SIZE - 1], 1);
 #pragma unroll
-    for (int i = COUNT * SIZE - 1; i >= 0; --i) {
-        const unsigned low = i > 0 ? done[max(i - 1, 0) / SIZE].word[max(i - 1, 0) % SIZE] : before;
-        done[i / SIZE].word[i % SIZE] = __funnelshift_l(low, done[i / SIZE].word[i % SIZE], 8 * bytes);
+    for (int i = 0; i < COUNT * SIZE; ++i) {
+        unsigned& word = done[i / SIZE].word[i % SIZE];
+        const unsigned shifted = __funnelshift_l(before, word, 8 * bytes);
+        before = word, word = shifted;
     }
 }
 
 // Writes a warp's COUNT rows of results (or `left`, if fewer), which are at `results` in the segments' runs, from row `y` down
-// or up, and from column `x` on.
+// or up, and from column `x` on. Unaligned integers have been moved up by their bytes past a word of memory.
 template <typename Shape, int COUNT, typename Sample>
 __device__ inline void store_results(const unsigned* results, Sample* plane, int y, int left, bool up, int x, int x_end,
                                      const Picture& picture) {
@@ -310,30 +311,33 @@ __device__ inline void store_results(const unsigned* results, Sample* plane, int
     const long long row_samples = picture.out_row_samples, stride = up ? -row_samples : row_samples;
     Sample* target = plane + y * row_samples + x;
     if constexpr (Shape::SKEW > 0) {
-        // Whole lines of memory, a word a lane: the words that begin among the tile's results; single samples at the ends of
-        // the image's row.
-        constexpr int SIZE = Shape::SIZE, A_RUN = Shape::SEGMENT * SIZE / 4, LINES = (Shape::OUTPUTS * SIZE + 126) / 128 + 1;
+        // Whole lines of memory, a word a lane: the words that begin among the tile's results, and single samples at the ends
+        // of the image's row.
+        constexpr int SIZE = Shape::SIZE, LINES = (Shape::OUTPUTS * SIZE + 126) / 128 + 1;
+        constexpr int A_RUN = Shape::SEGMENT * SIZE / 4, LINE = 32 / A_RUN * Shape::RUN;  // words, and to the next line's
         static_assert(32 % A_RUN == 0, "lines are whole runs apart");
-        const int lane = threadIdx.x % 32, in_row = min(picture.out_row_samples - x, Shape::OUTPUTS + Shape::SPARE + 1) * SIZE;
-        const int count = (x_end - x) * SIZE;
-        const bool ends = SIZE < 4 && (x == 0 || in_row < (Shape::OUTPUTS + Shape::SPARE + 1) * SIZE);
+        const auto place_of_word = [](unsigned i) { return i / A_RUN * Shape::RUN + i % A_RUN; };
+        // Bytes to the end of the tile, and to that of the row if it is near.
+        constexpr int FAR = (Shape::OUTPUTS + Shape::SPARE + 1) * SIZE;
+        const int lane = threadIdx.x % 32, count = (x_end - x) * SIZE;
+        const int in_row = min(picture.out_row_samples - x, FAR / SIZE) * SIZE;
 #pragma unroll 1
         for (int i = 0; i < min(COUNT, left); ++i, target += stride, results += Shape::PITCH) {
-            const int past = static_cast<int>(reinterpret_cast<unsigned long long>(target) % 128), skip = shift_of(target);
-            const int at = lane - past / 4, whole = (in_row + skip) / 4, words = SIZE == 4 ? x_end - x : min((count + skip + 3) / 4, whole);
-            const unsigned place = at + 32;  // never negative
-            const unsigned* result = results + (place / A_RUN * Shape::RUN + place % A_RUN) - 32 / A_RUN * Shape::RUN;
+            const int past = reinterpret_cast<unsigned long long>(target) % 128, shift = past % 4;
+            const int whole = (in_row + shift) / 4, end = SIZE == 4 ? x_end - x : min((count + shift + 3) / 4, whole);
+            const int word = lane - past / 4;
+            const unsigned* result = results + place_of_word(word + 32) - LINE;
             unsigned* line = reinterpret_cast<unsigned*>(reinterpret_cast<unsigned char*>(target) - past) + lane;
 #pragma unroll
             for (int j = 0; j < LINES; ++j)
-                if ((j > 0 || at >= (skip > 0)) && at + 32 * j < words) line[32 * j] = result[j * (32 / A_RUN * Shape::RUN)];
-            if (!ends) continue;
+                if ((j > 0 || word >= (shift > 0)) && word + 32 * j < end) line[32 * j] = result[j * LINE];
+            if (SIZE == 4 || (x > 0 && in_row == FAR)) continue;
             const auto put = [&](int byte) {
-                const unsigned* word = results + (byte + skip) / 4 / A_RUN * Shape::RUN + (byte + skip) / 4 % A_RUN;
-                target[byte / SIZE] = reinterpret_cast<const Sample*>(word)[(byte + skip) % 4 / SIZE];
+                const unsigned* from = results + place_of_word((byte + shift) / 4);
+                target[byte / SIZE] = reinterpret_cast<const Sample*>(from)[(byte + shift) % 4 / SIZE];
             };
-            const int byte = lane * SIZE, last = 4 * whole - skip;
-            if (x == 0 && skip > 0 && byte < min(4 - skip, in_row)) put(byte);
+            const int byte = lane * SIZE, last = 4 * whole - shift;
+            if (x == 0 && shift > 0 && byte < min(4 - shift, in_row)) put(byte);
             if (last >= 0 && last < count && last + byte < in_row) put(last + byte);
         }
         return;
