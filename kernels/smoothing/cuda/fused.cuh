@@ -185,8 +185,8 @@ fused(const Sample* __restrict__ in, Sample* __restrict__ out, Picture picture, 
     const int x_in = x - Shape::HALO + picture.centre_x;
     const int y_begin = bands.begin(place.band), y_end = min(bands.begin(place.band + 1), picture.out_rows);
     const Ends ends = ends_of<Shape>(x_in, picture);
-    const int needed = x_end - x + Shape::HALO + Shape::REACH + Shape::SPARE;
-    if (ends != Ends::NONE) find_sources<Shape, CHANNELS>(sources, x_in, needed, picture);
+    if (ends != Ends::NONE)
+        find_sources<Shape, CHANNELS>(sources, x_in, x_end - x + Shape::HALO + Shape::REACH + Shape::SPARE, picture);
     __syncthreads();
     grid_dependency_synchronize();
 
@@ -268,10 +268,9 @@ fused(const Sample* __restrict__ in, Sample* __restrict__ out, Picture picture, 
         if constexpr (KIND == SQUARE) filter_square<Shape, RADIUS, CHANNELS>(done, segment, filter.scale);
         else filter_segment<Shape, KIND, RADIUS, CHANNELS>(done, segment, filter);
         const int first = up ? y - warp_row : y + warp_row;
-        if constexpr (Shape::SKEW > 0 && !Shape::FLOATS) {
-            const long long row = first + lane / SEGMENTS;
-            shift_results(done, bytes_past_word(out_plane + row * picture.out_row_samples + x));
-        }
+        if constexpr (Shape::SKEW > 0 && !Shape::FLOATS)
+            shift_results(done, shift_of(out_plane + (first + lane / SEGMENTS) *
+                                                         static_cast<long long>(picture.out_row_samples) + x));
         // Only this warp reads its rows, so the results replace them, to be stored a row at a time.
         __syncwarp();
         constexpr int SIZE = sizeof(Sample);

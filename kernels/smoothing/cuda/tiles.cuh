@@ -106,7 +106,7 @@ __device__ inline Sample fill_of(const Picture& picture) {
 // Where a row is fetched from if `at` belongs at place 0.
 template <typename Shape, typename Sample>
 __device__ inline const Sample* start_of(const Sample* at) {
-    if (Shape::SKEW == 0) return at;
+    if constexpr (Shape::SKEW == 0) return at;
     constexpr unsigned long long BYTES = (Shape::SKEW + 1) * Shape::SIZE;
     return reinterpret_cast<const Sample*>(reinterpret_cast<unsigned long long>(at) & -BYTES);
 }
@@ -136,8 +136,8 @@ __device__ inline void fetch_rows(Sample* samples, const Skews<Shape>& skews, co
     const Sample fill = fill_of<Sample>(picture);
     // A vector of a row beyond an edge may not be aligned where that row lies inside.
     const auto is_aligned = [&](int from, int begin) {
-        const unsigned long long address = reinterpret_cast<unsigned long long>(plane + from * row_samples + begin);
-        return Shape::SKEW == 0 || from < 0 || address % 16 == 0;
+        return Shape::SKEW == 0 || from < 0 ||
+               reinterpret_cast<unsigned long long>(plane + from * row_samples + begin) % 16 == 0;
     };
     const auto is_copied = [&](int from, int begin) {  // or else its samples come one by one
         const int beside = is_aligned(from, begin) ? 0 : VECTOR;
@@ -283,20 +283,19 @@ __device__ inline void put_sums(unsigned* to, const unsigned (&sum)[2]) {
 
 // Bytes between the start of a word of memory and `target`.
 template <typename Sample>
-__device__ inline int bytes_past_word(const Sample* target) {
-    return static_cast<unsigned>(reinterpret_cast<unsigned long long>(target)) % 4;
+__device__ inline int shift_of(const Sample* target) {
+    return sizeof(Sample) < 4 ? static_cast<unsigned>(reinterpret_cast<unsigned long long>(target)) % 4 : 0;
 }
 
-// Moves a segment's results up by some bytes. The lane before has those in front of them.
+// Moves a segment's results up by as many bytes. The lane before has those in front of them.
 template <typename Sample, int COUNT>
 __device__ inline void shift_results(Packed<Sample> (&done)[COUNT], int bytes) {
     constexpr int SIZE = sizeof(Sample);
-    unsigned before = __shfl_up_sync(0xFFFFFFFFu, done[COUNT - 1].word[SIZE - 1], 1);
+    const unsigned before = __shfl_up_sync(0xFFFFFFFFu, done[COUNT - 1].word[SIZE - 1], 1);
 #pragma unroll
-    for (int i = 0; i < COUNT * SIZE; ++i) {
-        unsigned& word = done[i / SIZE].word[i % SIZE];
-        const unsigned shifted = __funnelshift_l(before, word, 8 * bytes);
-        before = word, word = shifted;
+    for (int i = COUNT * SIZE - 1; i >= 0; --i) {
+        const unsigned low = i > 0 ? done[max(i - 1, 0) / SIZE].word[max(i - 1, 0) % SIZE] : before;
+        done[i / SIZE].word[i % SIZE] = __funnelshift_l(low, done[i / SIZE].word[i % SIZE], 8 * bytes);
     }
 }
 
@@ -315,29 +314,29 @@ __device__ inline void store_results(const unsigned* results, Sample* plane, int
         // of the image's row.
         constexpr int SIZE = Shape::SIZE, LINES = (Shape::OUTPUTS * SIZE + 126) / 128 + 1;
         constexpr int A_RUN = Shape::SEGMENT * SIZE / 4, LINE = 32 / A_RUN * Shape::RUN;  // words, and to the next line's
+        constexpr int FAR = (Shape::OUTPUTS + Shape::SPARE + 1) * SIZE;  // bytes: the row's end matters if it is nearer
         static_assert(32 % A_RUN == 0, "lines are whole runs apart");
-        const auto place_of_word = [](unsigned i) { return i / A_RUN * Shape::RUN + i % A_RUN; };
-        // Bytes to the end of the tile, and to that of the row if it is near.
-        constexpr int FAR = (Shape::OUTPUTS + Shape::SPARE + 1) * SIZE;
-        const int lane = threadIdx.x % 32, count = (x_end - x) * SIZE;
-        const int in_row = min(picture.out_row_samples - x, FAR / SIZE) * SIZE;
+        const int lane = threadIdx.x % 32, in_row = min(picture.out_row_samples - x, FAR / SIZE) * SIZE;
+        const int count = (x_end - x) * SIZE;
+        const bool ends = SIZE < 4 && (x == 0 || in_row < FAR);
 #pragma unroll 1
         for (int i = 0; i < min(COUNT, left); ++i, target += stride, results += Shape::PITCH) {
-            const int past = reinterpret_cast<unsigned long long>(target) % 128, shift = past % 4;
-            const int whole = (in_row + shift) / 4, end = SIZE == 4 ? x_end - x : min((count + shift + 3) / 4, whole);
-            const int word = lane - past / 4;
-            const unsigned* result = results + place_of_word(word + 32) - LINE;
+            const int past = static_cast<int>(reinterpret_cast<unsigned long long>(target) % 128), skip = shift_of(target);
+            const int at = lane - past / 4, whole = (in_row + skip) / 4;
+            const int words = SIZE == 4 ? x_end - x : min((count + skip + 3) / 4, whole);
+            const unsigned place = at + 32;  // never negative
+            const unsigned* result = results + (place / A_RUN * Shape::RUN + place % A_RUN) - LINE;
             unsigned* line = reinterpret_cast<unsigned*>(reinterpret_cast<unsigned char*>(target) - past) + lane;
 #pragma unroll
             for (int j = 0; j < LINES; ++j)
-                if ((j > 0 || word >= (shift > 0)) && word + 32 * j < end) line[32 * j] = result[j * LINE];
-            if (SIZE == 4 || (x > 0 && in_row == FAR)) continue;
+                if ((j > 0 || at >= (skip > 0)) && at + 32 * j < words) line[32 * j] = result[j * LINE];
+            if (!ends) continue;
             const auto put = [&](int byte) {
-                const unsigned* from = results + place_of_word((byte + shift) / 4);
-                target[byte / SIZE] = reinterpret_cast<const Sample*>(from)[(byte + shift) % 4 / SIZE];
+                const unsigned* word = results + (byte + skip) / 4 / A_RUN * Shape::RUN + (byte + skip) / 4 % A_RUN;
+                target[byte / SIZE] = reinterpret_cast<const Sample*>(word)[(byte + skip) % 4 / SIZE];
             };
-            const int byte = lane * SIZE, last = 4 * whole - shift;
-            if (x == 0 && shift > 0 && byte < min(4 - shift, in_row)) put(byte);
+            const int byte = lane * SIZE, last = 4 * whole - skip;
+            if (x == 0 && skip > 0 && byte < min(4 - skip, in_row)) put(byte);
             if (last >= 0 && last < count && last + byte < in_row) put(last + byte);
         }
         return;
