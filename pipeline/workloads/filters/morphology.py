@@ -78,11 +78,10 @@ def _apply(
         taken = Difference(image=kept if "hat" in operation else None, reverse=operation == "bottomhat")
         is_one_step = _is_one_step(block, edges, axes, options)
         spare = [] if edges.mode != "mirror" else _even(axes, options)
-        if is_one_step and not spare and not isinstance(block, np.ndarray):
-            # Beyond rows that are as long as the block's, any mode will do.
-            whole = {**options, "mode": ["reflect" if mode == "nearest" else mode for mode in options["mode"]]}
-            if filters[1](block, out=out, difference=replace(taken, opens=True), **whole) is not None:
-                return
+        both = replace(taken, opens=True)
+        at_once = is_one_step and not spare and not isinstance(block, np.ndarray)
+        if at_once and filters[1](block, out=out, difference=both, **options) is not None:
+            return
         found = filters[0](block, **options)
         if not is_one_step:
             is_left = filters[0] is grey_erosion  # an erosion reaches farther to the left, a dilation to the right
@@ -103,11 +102,11 @@ def _is_one_step(block: Any, edges: Any, axes: Sequence[Any], options: Mapping[s
     mirrors or none and the windows symmetric, so that the first step's results there are those of its windows."""
     if "size" not in options:
         return False
+    ends = zip(axes, options["size"], options["mode"], strict=True)
     is_inside = all(
-        edges.first[axis] >= 0
-        and edges.first[axis] + block.shape[axis] <= edges.shape[axis]
-        and (mode == "valid" or not edges.spans(block, axis))
-        for axis, mode in zip(axes, options["mode"], strict=True)
+        size == 1
+        or (mode == "valid" and 0 <= edges.first[axis] <= edges.first[axis] + block.shape[axis] <= edges.shape[axis])
+        for axis, size, mode in ends
     )
     return is_inside or (edges.mode in SYMMETRIC and all(size % 2 == 1 for size in options["size"]))
 
@@ -122,7 +121,7 @@ def _of(operation: str, summary: str) -> Any:
     return image_operator(
         _apply, name=operation, given={"operation": operation}, summary=summary, tolerance=0,
         halo=partial(_halo, operation=operation), computes_in=computed_in, keeps_range="hat" not in operation,
-        symmetric=is_symmetric, keeps_rows=True, extends=True, work_floats=len(_FILTERS[operation]) - 1,
+        symmetric=is_symmetric, extends=True, work_floats=len(_FILTERS[operation]) - 1,
     )  # fmt: skip
 
 

@@ -135,11 +135,11 @@ def opened(name: str, image: Any, letters: str, asked: Given) -> Iterator[Any]:
 def chunks_of(job: Any, extents: tuple[int, ...]) -> tuple[Chunk, ...]:
     """Of these sides, except along axes that a job does not cut."""
 
-    def tiling(shape: Any, halo: Any, itemsize: int, *, whole: Any = (), pads_uncut: bool = False, **_: Any) -> Tiling:
+    def tiling(shape: Any, halo: Any, itemsize: int, *, whole: Any = (), padded: Any = (), **_: Any) -> Tiling:
         sides = tuple(
             n if axis in whole else min(side, n) for axis, (side, n) in enumerate(zip(extents, shape, strict=True))
         )
-        return Tiling(shape=shape, extents=sides, halo=tuple(halo), grain=(1,) * len(shape), pads_uncut=pads_uncut)
+        return Tiling(shape=shape, extents=sides, halo=tuple(halo), grain=(1,) * len(shape), padded=frozenset(padded))
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(image_plan, "best_tiling", tiling)

@@ -117,19 +117,6 @@ def test_a_gpu_gives_the_bits_of_the_cpu(tmp_path: Any, shape: tuple[int, ...]) 
         job.close()
 
 
-def test_rows_are_padded_to_whole_vectors(tmp_path: Any) -> None:
-    image = samples_of((9, 13, 3), "uint8")
-    write_image(tmp_path / "in.npy", image, "YXS")
-    workload: Any = registry.workload_named("chain")
-    files = {"input": tmp_path / "in.npy", "output": tmp_path / "out.npy"}
-    job: Any = workload.open(JobSpec(workload="chain", **files, parameters=workload.Parameters(step=["median", "box"])))
-    padded, held = job._padded(image, Region((0, 0, 0), image.shape))
-    job.close()
-    assert held == Region((0, 0, 0), (9, 16, 3))
-    np.testing.assert_array_equal(padded[:, :13], image)
-    assert not padded[:, 13:].any()
-
-
 def test_channels_and_one_step(tmp_path: Any) -> None:
     image = samples_of((31, 29, 3), "uint8")
     _, found = filtered(tmp_path, "chain", image, "YXS", step="median size=3; maximum size=5", chunk_bytes=9_000)
