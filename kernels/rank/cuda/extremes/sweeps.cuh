@@ -34,9 +34,6 @@ constexpr int SWEEP_ROWS = 8;  // that a thread takes at once
 constexpr int PREFIXES = 64;  // threads whose columns the ring of p has: those of this step and of the one before
 constexpr int SPANS = 6;      // doublings of whole threads
 
-// Rows of a ring of shared memory.
-__device__ inline int ring_slots(int taps) { return (taps - 1 + SWEEP_ROWS - 1) / SWEEP_ROWS * SWEEP_ROWS; }
-
 template <typename Sample>
 __device__ inline int past_of(const Sample* at, int bytes = 16) {
     return static_cast<int>(reinterpret_cast<unsigned long long>(at) % bytes / sizeof(Sample));
@@ -50,33 +47,53 @@ __device__ inline Word<Sample> settled(Word<Sample> word) {
     return word;
 }
 
-// Two words of a row. Four in half as many warps are slower up to 65 rows, one in twice as many is slower up to 65, and all alike beyond.
-template <typename Sample>
-struct __align__(8) Piece {
-    static constexpr int WORDS = 2, SAMPLES = WORDS * SAMPLES_A_WORD<Sample>;
+// Words of a row.
+template <typename Sample, int WORDS_>
+struct __align__(4 * WORDS_) Piece {
+    static constexpr int WORDS = WORDS_, SAMPLES = WORDS * SAMPLES_A_WORD<Sample>;
     unsigned word[WORDS];
 };
 
-template <bool LEAST, typename Sample>
-__device__ inline Piece<Sample> chosen(const Piece<Sample>& a, const Piece<Sample>& b) {
-    Piece<Sample> found;
+template <bool LEAST, typename Sample, int WORDS>
+__device__ inline Piece<Sample, WORDS> chosen(const Piece<Sample, WORDS>& a, const Piece<Sample, WORDS>& b) {
+    Piece<Sample, WORDS> found;
 #pragma unroll
-    for (int k = 0; k < Piece<Sample>::WORDS; ++k) {
+    for (int k = 0; k < WORDS; ++k) {
         if constexpr (sizeof(Sample) == 1) found.word[k] = extreme<Sample, LEAST>(a.word[k], b.word[k]);
         else found.word[k] = chosen<LEAST, Sample>(a.word[k], b.word[k]);
     }
     return found;
 }
 
-template <typename Sample>
-__device__ inline Piece<Sample> loaded_piece(const Sample* at) {
-    const uint2 both = __ldg(reinterpret_cast<const uint2*>(at));
-    return {{both.x, both.y}};
+template <typename P, int HINT, typename Sample>
+__device__ inline P loaded_piece(const Sample* at) {
+    P found;
+    if constexpr (P::WORDS == 1) {
+        const unsigned* from = reinterpret_cast<const unsigned*>(at);
+        found.word[0] = HINT == 1 ? __ldcs(from) : __ldg(from);
+    } else if constexpr (P::WORDS == 2) {
+        const uint2* from = reinterpret_cast<const uint2*>(at);
+        uint2 both;
+        if constexpr (HINT >= 2) {
+            unsigned long long policy;
+            if constexpr (HINT == 2) asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+            else asm volatile("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+            asm volatile("ld.global.nc.L2::cache_hint.v2.u32 {%0, %1}, [%2], %3;" : "=r"(both.x), "=r"(both.y) : "l"(from), "l"(policy));
+        } else {
+            both = HINT == 1 ? __ldcs(from) : __ldg(from);
+        }
+        found.word[0] = both.x, found.word[1] = both.y;
+    } else {
+        const uint4* from = reinterpret_cast<const uint4*>(at);
+        const uint4 all = HINT == 1 ? __ldcs(from) : __ldg(from);
+        found.word[0] = all.x, found.word[1] = all.y, found.word[2] = all.z, found.word[3] = all.w;
+    }
+    return found;
 }
 
 // The samples that lie `by` after those of each thread, of this one and the next.
 template <typename Sample>
-__device__ inline Piece<Sample> from_next(const Piece<Sample>& own, int by) {
+__device__ inline Piece<Sample, 2> from_next(const Piece<Sample, 2>& own, int by) {
     constexpr int EACH = SAMPLES_A_WORD<Sample>;
     unsigned next[2];
 #pragma unroll
@@ -88,80 +105,24 @@ __device__ inline Piece<Sample> from_next(const Piece<Sample>& own, int by) {
     return {{__funnelshift_r(first, second, bits), __funnelshift_r(second, third, bits)}};
 }
 
-// The windows of one thread's pieces, which it pushes SWEEP_ROWS at a time. Runs are whole batches, of as many rows as a window has, or up to
-// SWEEP_ROWS - 1 fewer: then the first windows of a run also hold all of the one before. The ring has whole batches too.
-template <typename Sample, bool LEAST>
-struct Runs {
-    using P = Piece<Sample>;
-    static constexpr int T = SWEEP_THREADS;
-    P* const ring;
-    const int slots, run, over, offset;  // over: windows that hold all of the run before; offset: to the slot where a window begins
-    int slot = 0, done;                  // where the next row goes; rows of this run
-    P prefix, whole;                     // of this run; of the one before
-
-    static __device__ P none() { return {{loser<Sample, LEAST>(), loser<Sample, LEAST>()}}; }
-
-    // The first run begins with a batch of the block's own: only windows that begin later count.
-    __device__ Runs(P* memory, int taps)
-        : ring(memory), slots(ring_slots(taps)), run(taps / SWEEP_ROWS * SWEEP_ROWS), over(taps - run - 1), offset(slots - (taps - 1)),
-          done(blockIdx.x * SWEEP_ROWS % run), prefix(none()), whole(none()) {}
-
-    // Rows become the windows that end in them.
-    __device__ void push(P (&row)[SWEEP_ROWS]) {
-        P left[SWEEP_ROWS];
-        const P* from = ring + (slot + offset) * T;
-        const P* wrapped = slot + SWEEP_ROWS == slots ? from - slots * T : from;
-#pragma unroll
-        for (int d = 0; d < SWEEP_ROWS; ++d) left[d] = (d + offset < SWEEP_ROWS ? from : wrapped)[d * T];
-#pragma unroll
-        for (int d = 0; d < SWEEP_ROWS; ++d) {
-            ring[(slot + d) * T] = row[d];
-            prefix = chosen<LEAST>(prefix, row[d]), row[d] = chosen<LEAST>(prefix, left[d]);
-        }
-        if (done == 0)
-#pragma unroll
-            for (int d = 0; d < SWEEP_ROWS - 2; ++d)
-                if (d < over) row[d] = chosen<LEAST>(row[d], whole);
-        slot += SWEEP_ROWS, done += SWEEP_ROWS;
-        if (slot == slots) slot = 0;
-        if (done == run) turn_back();
-    }
-
-    __device__ void turn_back() {
-        P suffix = none();
-        int at = slot;
-#pragma unroll 1
-        for (int rows = 0; rows < run; rows += SWEEP_ROWS) {
-            at = (at == 0 ? slots : at) - SWEEP_ROWS;
-            P row[SWEEP_ROWS];
-#pragma unroll
-            for (int d = 0; d < SWEEP_ROWS; ++d) row[d] = ring[(at + d) * T];
-#pragma unroll
-            for (int d = SWEEP_ROWS - 1; d >= 0; --d) suffix = chosen<LEAST>(suffix, row[d]), ring[(at + d) * T] = suffix;
-        }
-        whole = prefix, prefix = none(), done = 0;
-    }
-};
-
 // Of integers; and of floats whose NaN spread, without nodata. Rows of the output begin at vectors of 16 bytes, and end there.
-// OPENS: after the opposite extremes of the same windows, which are symmetric, or both lie in the image.
 // ALIGNED: rows of the input begin at such vectors too; else a thread loads the piece that holds its first sample, and gets the rest
 // from the next.
-template <typename Sample, bool LEAST, bool OPENS, bool ALIGNED>
-__global__ void __launch_bounds__(SWEEP_THREADS, 16) extreme_down(
+template <typename Sample, bool LEAST, bool ALIGNED, int G, int WORDS, int HINT>
+__global__ void __launch_bounds__(SWEEP_THREADS, WORDS * G >= 64 || sizeof(Sample) == 1 ? 8 : WORDS * G >= 32 ? 12 : 16) extreme_down(
     const Sample* __restrict__ in, Sample* __restrict__ out, const __grid_constant__ BoxTask task, Sample cval) {
-    using P = Piece<Sample>;
-    constexpr int STEPS = OPENS ? 2 : 1, USED = ALIGNED ? SWEEP_THREADS : SWEEP_THREADS - 1;
+    using P = Piece<Sample, WORDS>;
+    constexpr int T = SWEEP_THREADS, USED = ALIGNED ? T : T - 1;
     extern __shared__ ulonglong2 vectors[];
-    const int lane = threadIdx.x, taps = task.taps_y, halo = STEPS * (taps - 1);
-    unsigned rest = blockIdx.x;
-    const int x = (rest % task.tiles * USED + lane) * P::SAMPLES;
-    rest /= task.tiles;
-    const int number = rest % task.bands, y0 = number * task.band, rows = min(task.band, task.out_rows - y0), total = rows + halo;
-    const long long plane = rest / task.bands;
+    const int lane = threadIdx.x, before = task.taps_y - 1, groups = before / G, rest = before % G;
+    unsigned block = blockIdx.x;
+    const int x = (block % task.tiles * USED + lane) * P::SAMPLES;
+    block /= task.tiles;
+    const int number = block % task.bands, y0 = number * task.band, rows = min(task.band, task.out_rows - y0), total = rows + before;
+    const long long plane = block / task.bands;
     if (rows <= 0) return;
     const bool upwards = number % 2 == 1, is_used = x < task.columns && lane < USED;
-    const int on = upwards ? -1 : 1, in_y = STEPS * task.first_y + y0 + (upwards ? total - 1 : 0);
+    const int on = upwards ? -1 : 1, in_y = task.first_y + y0 + (upwards ? total - 1 : 0);
     const int whole = task.rows - !ALIGNED;  // rows that may be read beyond their ends
     in += plane * task.in_plane;
     // Threads that need nothing load what others do.
@@ -169,61 +130,94 @@ __global__ void __launch_bounds__(SWEEP_THREADS, 16) extreme_down(
     const long long in_step = on * static_cast<long long>(task.in_pitch), out_step = on * static_cast<long long>(task.out_pitch);
     Sample* target = out + plane * task.out_plane + (y0 + (upwards ? rows - 1 : 0)) * static_cast<long long>(task.out_pitch) + x;
 
-    P coming[SWEEP_ROWS];
-    int by[SWEEP_ROWS] = {};  // samples before the thread's
-    const auto fetch = [&](int n) {
-        const int first = in_y + n * on, last = first + (SWEEP_ROWS - 1) * on;
-        const bool is_safe = min(first, last) >= 0 && max(first, last) < whole;
-        const Sample* at = in + first * static_cast<long long>(task.in_pitch) + column;
-        if (is_safe) {
+    const auto row_at = [&](int n) { return in + (in_y + n * on) * static_cast<long long>(task.in_pitch) + column; };
+    const auto is_safe = [&](int n) {
+        const int first = in_y + n * on, last = first + (G - 1) * on;
+        return min(first, last) >= 0 && max(first, last) < whole;
+    };
+    const auto fetch = [&](P (&to)[G], int n, auto hint) {
+        if (is_safe(n)) {
+            const Sample* at = row_at(n);
 #pragma unroll
-            for (int d = 0; d < SWEEP_ROWS; ++d, at += in_step) {
-                if (!ALIGNED) by[d] = past_of(at, sizeof(P));
-                coming[d] = loaded_piece(at - by[d]);
-            }
+            for (int d = 0; d < G; ++d, at += in_step) to[d] = loaded_piece<P, decltype(hint)::value>(at - (ALIGNED ? 0 : past_of(at, sizeof(P))));
             return;
         }
 #pragma unroll
-        for (int d = 0; d < SWEEP_ROWS; ++d) {
+        for (int d = 0; d < G; ++d) {
             const int y = index_beyond(in_y + min(n + d, total - 1) * on, task.rows, task.mode_y);
             const Sample* line = in + y * static_cast<long long>(task.in_pitch);
-            by[d] = 0;
             if (y < 0) {
-                coming[d] = {{filled(cval), filled(cval)}};
+#pragma unroll
+                for (int k = 0; k < P::WORDS; ++k) to[d].word[k] = filled(cval);
             } else if (ALIGNED) {
-                coming[d] = loaded_piece(line + column);
+                to[d] = loaded_piece<P, 0>(line + column);
             } else {
 #pragma unroll
                 for (int k = 0; k < P::WORDS; ++k) {
-                    coming[d].word[k] = 0;
+                    to[d].word[k] = 0;
                     for (int i = SAMPLES_A_WORD<Sample> - 1; i >= 0; --i) {
-                        if constexpr (SAMPLES_A_WORD<Sample> > 1) coming[d].word[k] <<= 8 * sizeof(Sample);
-                        coming[d].word[k] |= bits_of(line[min(x + k * SAMPLES_A_WORD<Sample> + i, task.columns - 1)]);
+                        if constexpr (SAMPLES_A_WORD<Sample> > 1) to[d].word[k] <<= 8 * sizeof(Sample);
+                        to[d].word[k] |= bits_of(line[min(x + k * SAMPLES_A_WORD<Sample> + i, task.columns - 1)]);
                     }
                 }
             }
         }
     };
-    P* const memory = reinterpret_cast<P*>(vectors) + lane;
-    Runs<Sample, LEAST != OPENS> runs(memory, taps);
-    Runs<Sample, LEAST> then(memory + (OPENS ? runs.slots * SWEEP_THREADS : 0), taps);
-    fetch(0);
-#pragma unroll 1
-    for (int n = 0; n < total; n += SWEEP_ROWS) {
-        P row[SWEEP_ROWS];
+    // The thread's samples of rows that have been fetched.
+    const auto settle = [&](P (&to)[G], const P (&from)[G], int n) {
 #pragma unroll
-        for (int d = 0; d < SWEEP_ROWS; ++d) row[d] = ALIGNED ? coming[d] : from_next(coming[d], by[d]);
-        if (n + SWEEP_ROWS < total) fetch(n + SWEEP_ROWS);
-        runs.push(row);
-        if constexpr (OPENS) then.push(row);
-#pragma unroll
-        for (int d = 0; d < SWEEP_ROWS; ++d) {
-            if (n + d < halo || n + d >= total) continue;
-#pragma unroll
-            for (int k = 0; k < P::WORDS; ++k) row[d].word[k] = settled<Sample>(row[d].word[k]);
-            if (is_used) __stcs(reinterpret_cast<uint2*>(target), uint2{row[d].word[0], row[d].word[1]});
-            target += out_step;
+        for (int d = 0; d < G; ++d) {
+            if constexpr (ALIGNED) to[d] = from[d];
+            else to[d] = from_next<Sample>(from[d], is_safe(n) ? past_of(row_at(n + d), sizeof(P)) : 0);
         }
+    };
+    P none;
+#pragma unroll
+    for (int k = 0; k < WORDS; ++k) none.word[k] = loser<Sample, LEAST>();
+    P* const ring = reinterpret_cast<P*>(vectors) + lane;
+    P coming[G], going[G], tail = none;
+    int slot = 0;
+    fetch(coming, rest, Number<HINT == 3 ? 3 : 0>());
+#pragma unroll 1
+    for (int n = rest, r = -groups * G; n < total; n += G, r += G) {
+        P row[G], left[G];
+        settle(row, coming, n);
+        if (r >= 0) settle(left, going, r);
+        if (n + G < total) {
+            fetch(coming, n + G, Number<HINT == 3 ? 3 : 0>());
+            if (r >= -G) fetch(going, r + G, Number<HINT == 3 ? 2 : HINT>());
+        }
+        P prefix = row[0];
+        if (r >= 0) {
+            P suffix = none;
+#pragma unroll 4
+            for (int k = 0; k < groups - 1; ++k) suffix = chosen<LEAST>(suffix, ring[k * T]);
+#pragma unroll
+            for (int d = G - 1; d >= 0; --d) left[d] = suffix = chosen<LEAST>(suffix, left[d]);
+#pragma unroll
+            for (int d = 0; d < G; ++d) {
+                if (d > 0) prefix = chosen<LEAST>(prefix, row[d]);
+                left[d] = chosen<LEAST>(left[d], prefix);
+                if (r + d >= rows) continue;
+#pragma unroll
+                for (int k = 0; k < P::WORDS; ++k) left[d].word[k] = settled<Sample>(left[d].word[k]);
+                if (is_used) {
+                    if constexpr (WORDS == 1) __stcs(reinterpret_cast<unsigned*>(target), left[d].word[0]);
+                    else if constexpr (WORDS == 2) __stcs(reinterpret_cast<uint2*>(target), uint2{left[d].word[0], left[d].word[1]});
+                    else __stcs(reinterpret_cast<uint4*>(target), uint4{left[d].word[0], left[d].word[1], left[d].word[2], left[d].word[3]});
+                }
+                target += out_step;
+            }
+        } else {
+#pragma unroll
+            for (int d = 1; d < G; ++d) prefix = chosen<LEAST>(prefix, row[d]);
+        }
+        ring[slot * T] = chosen<LEAST>(tail, prefix);
+        if (++slot == groups - 1) slot = 0;
+        tail = none;
+#pragma unroll
+        for (int d = 1; d < G; ++d)
+            if (d >= G - rest) tail = chosen<LEAST>(tail, row[d]);
     }
 }
 
