@@ -423,10 +423,13 @@ def _launch_sweeps(task: BoxTask, types: str, itemsize: int, stream: Any, argume
         for taps, mode in ((task.taps_y, task.mode_y), (task.taps_x, task.mode_x))
     )
     is_direct = task.taps_x > 1 or not (task.subtracts or task.out_pitch % each or target.data.ptr % VECTOR)
-    names = ["along", "down"] * opens + ["down"] + ["along"] * (task.taps_x > 1) + ["box"] * (not is_direct)
+    if KNOB["both"] and _can_both(task, itemsize, source, target, image):
+        names = ["both"] * (1 + opens)
+    else:
+        names = ["along", "down"] * opens + ["down"] + ["along"] * (task.taps_x > 1) + ["box"] * (not is_direct)
     for number, name in enumerate(names):
         step = BoxTask.from_buffer_copy(before)
-        is_first = opens and number < 2  # of two erosions or dilations
+        is_first = opens and number < len(names) // 2  # of two erosions or dilations
         rows = step.rows if name == "along" else task.out_rows + valid_y * is_first
         columns = step.columns if name == "down" else task.out_columns + valid_x * is_first
         step.out_rows, step.out_columns, step.subtracts = rows, columns, 0
@@ -446,6 +449,8 @@ def _launch_sweeps(task: BoxTask, types: str, itemsize: int, stream: Any, argume
         sample = f"{c_type}, {(least == 'true') != is_first}".lower()
         if name == "down":
             _launch_down(step, sample, aligned[0], stream, (source, to, step, cval))
+        elif name == "both":
+            _launch_both(step, sample, itemsize, stream, (source, to, image, step, cval))
         elif name == "along":
             _launch_along(step, sample, each, all(aligned), stream, (source, to, image, step, cval))
         else:
@@ -458,7 +463,38 @@ def _launch_sweeps(task: BoxTask, types: str, itemsize: int, stream: Any, argume
     return made
 
 
-KNOB = dict(held=8, G=16, words=2, hint=0, bands=0)
+KNOB = dict(held=8, G=16, words=2, hint=0, bands=0, both=1, bw=2)
+
+
+def _can_both(task, itemsize, *arrays):
+    each, columns = VECTOR // itemsize, 2048 // itemsize
+    return (
+        all(
+            pitch % each == plane % each == array.data.ptr % VECTOR == 0
+            for array, pitch, plane in zip(
+                arrays, (task.in_pitch, task.out_pitch, task.image_pitch),
+                (task.in_plane, task.out_plane, task.image_plane),
+            )
+        )
+        and columns // 32 < task.taps_x <= columns - columns // 4
+        and task.columns % each == task.out_columns % each == 0
+        and (task.mode_x == MODES.index("valid") or (task.mode_x != MODES.index("wrap") and abs(task.first_x + task.taps_x // 2) <= 1))
+    )
+
+
+def _launch_both(task: BoxTask, types: str, itemsize: int, stream: Any, arguments: Any) -> None:
+    each, columns = VECTOR // itemsize, 2048 // itemsize
+    task.tile = (columns - (task.taps_x - 1) - task.first_x % (max(4 * KNOB['bw'] // itemsize, 1))) // each * each
+    task.tiles = -(-task.out_columns // task.tile)
+    c = columns // 32
+    shared_bytes = 2 * 16 * 160 * 16 + 256 * (c + 1) * max(4, 2 * itemsize) + ((task.taps_y - 1) // 16 - 1) * 256 * 8
+    task.band = _band(task.tiles * task.planes, task.out_rows, task.taps_y, multiprocessors())
+    if KNOB["bands"]:
+        task.band = -(-task.out_rows // KNOB["bands"])
+    task.bands = -(-task.out_rows // task.band)
+    kernel("rank", f"extreme_both<{types}, {KNOB['hint']}, {KNOB['bw']}>").launch(
+        (task.tiles * task.bands * task.planes,), (512 // KNOB['bw'],), arguments, shared_bytes=shared_bytes, stream=stream
+    )
 
 
 def _launch_down(task: BoxTask, types: str, aligned: bool, stream: Any, arguments: Any) -> None:

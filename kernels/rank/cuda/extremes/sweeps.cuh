@@ -105,31 +105,17 @@ __device__ inline Piece<Sample, 2> from_next(const Piece<Sample, 2>& own, int by
     return {{__funnelshift_r(first, second, bits), __funnelshift_r(second, third, bits)}};
 }
 
-// Of integers; and of floats whose NaN spread, without nodata. Rows of the output begin at vectors of 16 bytes, and end there.
-// ALIGNED: rows of the input begin at such vectors too; else a thread loads the piece that holds its first sample, and gets the rest
-// from the next.
-template <typename Sample, bool LEAST, bool ALIGNED, int G, int WORDS, int HINT>
-__global__ void __launch_bounds__(SWEEP_THREADS, WORDS * G >= 64 || sizeof(Sample) == 1 ? 8 : WORDS * G >= 32 ? 12 : 16) extreme_down(
-    const Sample* __restrict__ in, Sample* __restrict__ out, const __grid_constant__ BoxTask task, Sample cval) {
+// A thread goes down a band of rows, G at a time, and calls `emit(results, r)` with the windows' extremes from the one that begins in the band's
+// row r. ALIGNED: rows begin at vectors of 16 bytes; else a thread loads the piece that holds its first sample, and gets the rest from the next.
+// in_y: the band's first row, or its last if it goes `upwards`; ring: pieces `stride` apart.
+template <typename Sample, bool LEAST, bool ALIGNED, int G, int WORDS, int HINT, typename Emit>
+__device__ inline void go_down(
+    const Sample* in, const BoxTask& task, int in_y, int rows, bool upwards, int x, int column, Piece<Sample, WORDS>* ring, int stride,
+    Sample cval, const Emit& emit) {
     using P = Piece<Sample, WORDS>;
-    constexpr int T = SWEEP_THREADS, USED = ALIGNED ? T : T - 1;
-    extern __shared__ ulonglong2 vectors[];
-    const int lane = threadIdx.x, before = task.taps_y - 1, groups = before / G, rest = before % G;
-    unsigned block = blockIdx.x;
-    const int x = (block % task.tiles * USED + lane) * P::SAMPLES;
-    block /= task.tiles;
-    const int number = block % task.bands, y0 = number * task.band, rows = min(task.band, task.out_rows - y0), total = rows + before;
-    const long long plane = block / task.bands;
-    if (rows <= 0) return;
-    const bool upwards = number % 2 == 1, is_used = x < task.columns && lane < USED;
-    const int on = upwards ? -1 : 1, in_y = task.first_y + y0 + (upwards ? total - 1 : 0);
+    const int before = task.taps_y - 1, groups = before / G, rest = before % G, total = rows + before, on = upwards ? -1 : 1;
     const int whole = task.rows - !ALIGNED;  // rows that may be read beyond their ends
-    in += plane * task.in_plane;
-    // Threads that need nothing load what others do.
-    const int column = min(x, (task.columns + (ALIGNED ? -1 : P::SAMPLES - 1)) & ~(P::SAMPLES - 1));
-    const long long in_step = on * static_cast<long long>(task.in_pitch), out_step = on * static_cast<long long>(task.out_pitch);
-    Sample* target = out + plane * task.out_plane + (y0 + (upwards ? rows - 1 : 0)) * static_cast<long long>(task.out_pitch) + x;
-
+    const long long in_step = on * static_cast<long long>(task.in_pitch);
     const auto row_at = [&](int n) { return in + (in_y + n * on) * static_cast<long long>(task.in_pitch) + column; };
     const auto is_safe = [&](int n) {
         const int first = in_y + n * on, last = first + (G - 1) * on;
@@ -174,7 +160,6 @@ __global__ void __launch_bounds__(SWEEP_THREADS, WORDS * G >= 64 || sizeof(Sampl
     P none;
 #pragma unroll
     for (int k = 0; k < WORDS; ++k) none.word[k] = loser<Sample, LEAST>();
-    P* const ring = reinterpret_cast<P*>(vectors) + lane;
     P coming[G], going[G], tail = none;
     int slot = 0;
     fetch(coming, rest, Number<HINT == 3 ? 3 : 0>());
@@ -187,38 +172,64 @@ __global__ void __launch_bounds__(SWEEP_THREADS, WORDS * G >= 64 || sizeof(Sampl
             fetch(coming, n + G, Number<HINT == 3 ? 3 : 0>());
             if (r >= -G) fetch(going, r + G, Number<HINT == 3 ? 2 : HINT>());
         }
-        P prefix = row[0];
+        P prefix = row[0], last = none;
+#pragma unroll
+        for (int d = 1; d < G; ++d)
+            if (d >= G - rest) last = chosen<LEAST>(last, row[d]);
         if (r >= 0) {
             P suffix = none;
 #pragma unroll 4
-            for (int k = 0; k < groups - 1; ++k) suffix = chosen<LEAST>(suffix, ring[k * T]);
+            for (int k = 0; k < groups - 1; ++k) suffix = chosen<LEAST>(suffix, ring[k * stride]);
 #pragma unroll
             for (int d = G - 1; d >= 0; --d) left[d] = suffix = chosen<LEAST>(suffix, left[d]);
 #pragma unroll
             for (int d = 0; d < G; ++d) {
                 if (d > 0) prefix = chosen<LEAST>(prefix, row[d]);
                 left[d] = chosen<LEAST>(left[d], prefix);
-                if (r + d >= rows) continue;
-#pragma unroll
-                for (int k = 0; k < P::WORDS; ++k) left[d].word[k] = settled<Sample>(left[d].word[k]);
-                if (is_used) {
-                    if constexpr (WORDS == 1) __stcs(reinterpret_cast<unsigned*>(target), left[d].word[0]);
-                    else if constexpr (WORDS == 2) __stcs(reinterpret_cast<uint2*>(target), uint2{left[d].word[0], left[d].word[1]});
-                    else __stcs(reinterpret_cast<uint4*>(target), uint4{left[d].word[0], left[d].word[1], left[d].word[2], left[d].word[3]});
-                }
-                target += out_step;
             }
         } else {
 #pragma unroll
             for (int d = 1; d < G; ++d) prefix = chosen<LEAST>(prefix, row[d]);
         }
-        ring[slot * T] = chosen<LEAST>(tail, prefix);
+        ring[slot * stride] = chosen<LEAST>(tail, prefix), tail = last;
         if (++slot == groups - 1) slot = 0;
-        tail = none;
-#pragma unroll
-        for (int d = 1; d < G; ++d)
-            if (d >= G - rest) tail = chosen<LEAST>(tail, row[d]);
+        if (r >= 0) emit(left, r);
     }
+}
+
+// Of integers; and of floats whose NaN spread, without nodata. Rows of the output begin at vectors of 16 bytes, and end there.
+template <typename Sample, bool LEAST, bool ALIGNED, int G, int WORDS, int HINT>
+__global__ void __launch_bounds__(SWEEP_THREADS, WORDS * G >= 64 || sizeof(Sample) == 1 ? 8 : WORDS * G >= 32 ? 12 : 16) extreme_down(
+    const Sample* __restrict__ in, Sample* __restrict__ out, const __grid_constant__ BoxTask task, Sample cval) {
+    using P = Piece<Sample, WORDS>;
+    constexpr int USED = ALIGNED ? SWEEP_THREADS : SWEEP_THREADS - 1;
+    extern __shared__ ulonglong2 vectors[];
+    const int lane = threadIdx.x;
+    unsigned block = blockIdx.x;
+    const int x = (block % task.tiles * USED + lane) * P::SAMPLES;
+    block /= task.tiles;
+    const int number = block % task.bands, y0 = number * task.band, rows = min(task.band, task.out_rows - y0);
+    const long long plane = block / task.bands;
+    if (rows <= 0) return;
+    const bool upwards = number % 2 == 1, is_used = x < task.columns && lane < USED;
+    // Threads that need nothing load what others do.
+    const int column = min(x, (task.columns + (ALIGNED ? -1 : P::SAMPLES - 1)) & ~(P::SAMPLES - 1));
+    const long long out_step = (upwards ? -1 : 1) * static_cast<long long>(task.out_pitch);
+    Sample* target = out + plane * task.out_plane + (y0 + (upwards ? rows - 1 : 0)) * static_cast<long long>(task.out_pitch) + x;
+    const int in_y = task.first_y + y0 + (upwards ? rows + task.taps_y - 2 : 0);
+    go_down<Sample, LEAST, ALIGNED, G, WORDS, HINT>(
+        in + plane * task.in_plane, task, in_y, rows, upwards, x, column, reinterpret_cast<P*>(vectors) + lane, SWEEP_THREADS, cval,
+        [&](P (&found)[G], int r) {
+#pragma unroll
+            for (int d = 0; d < G; ++d, target += out_step) {
+                if (r + d >= rows || !is_used) continue;
+#pragma unroll
+                for (int k = 0; k < P::WORDS; ++k) found[d].word[k] = settled<Sample>(found[d].word[k]);
+                if constexpr (WORDS == 1) __stcs(reinterpret_cast<unsigned*>(target), found[d].word[0]);
+                else if constexpr (WORDS == 2) __stcs(reinterpret_cast<uint2*>(target), uint2{found[d].word[0], found[d].word[1]});
+                else __stcs(reinterpret_cast<uint4*>(target), uint4{found[d].word[0], found[d].word[1], found[d].word[2], found[d].word[3]});
+            }
+        });
 }
 
 // Where samples beyond the ends of a row come from: one fold away, or the nearest.
@@ -235,6 +246,122 @@ struct Folds {
         return max(0, min((x < 0 ? left : right) + sign * x, length - 1));
     }
 };
+
+constexpr int BOTH_ROWS = 16;
+
+// Rows of the input, the output and the image begin at whole vectors. Columns from which results come lie at most a window's half beyond an edge.
+template <typename Sample, bool LEAST, int HINT, int W>
+__global__ void __launch_bounds__(512 / W, 1) extreme_both(
+    const Sample* __restrict__ in, Sample* __restrict__ out, const Sample* __restrict__ image, const __grid_constant__ BoxTask task,
+    Sample cval) {
+    using P = Piece<Sample, W>;
+    using V = Vector<Sample>;
+    using Each = Column<Sample>;
+    constexpr int G = BOTH_ROWS, N = V::SAMPLES, THREADS = 512 / W, VECTORS = 4, C = VECTORS * N, COLUMNS = 32 * C;
+    constexpr int PITCH = 32 * (VECTORS + 1), PREFIXES_ = C + 1;  // vectors of a row and words of a thread, so that threads use different banks
+    extern __shared__ ulonglong2 vectors[];
+    const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
+    V* const buffers = reinterpret_cast<V*>(vectors);
+    Each* const prefixes = reinterpret_cast<Each*>(buffers + 2 * G * PITCH) + warp * 32 * PREFIXES_;
+    P* const ring = reinterpret_cast<P*>(reinterpret_cast<Each*>(buffers + 2 * G * PITCH) + 256 * PREFIXES_) + thread;
+
+    unsigned block = blockIdx.x;
+    const int c0 = block % task.tiles * task.tile, c1 = min(c0 + task.tile, task.out_columns);
+    block /= task.tiles;
+    const int number = block % task.bands, y0 = number * task.band, rows = min(task.band, task.out_rows - y0);
+    const long long plane = block / task.bands;
+    if (rows <= 0) return;
+    const bool upwards = number % 2 == 1;
+    out += plane * task.out_plane, image += plane * task.image_plane;
+    const int past = task.first_x & (P::SAMPLES - 1), base = c0 + task.first_x - past, reach = task.taps_x - 1;
+    const int lanes = reach / C, rest = reach % C;
+    const Folds folds(task.columns, task.mode_x);
+    const bool is_edge = base < 0 || base + past + (c1 - c0) + reach > task.columns;
+    const int x = max(0, min(base + thread * P::SAMPLES, task.columns - P::SAMPLES));
+    const int in_y = task.first_y + y0 + (upwards ? rows + task.taps_y - 2 : 0);
+    V* buffer = buffers;
+    go_down<Sample, LEAST, true, G, W, HINT>(
+        in + plane * task.in_plane, task, in_y, rows, upwards, x, x, ring, THREADS, cval, [&](P (&found)[G], int r) {
+            P* const own = reinterpret_cast<P*>(buffer) + thread + thread / (16 / W) * (4 / W);
+#pragma unroll
+            for (int d = 0; d < G; ++d) own[d * (4 / W) * PITCH] = found[d];
+            __syncthreads();
+            V* const line = buffer + 2 * warp * PITCH;
+            buffer = buffers + (buffer == buffers ? G * PITCH : 0);
+            const int first = r + 2 * warp;
+            if (warp >= G / 2 || first >= rows) return;
+            if (is_edge) {
+#pragma unroll
+                for (int i = 0; i < 2; ++i) {
+                    Sample* const samples = reinterpret_cast<Sample*>(line + i * PITCH);
+                    const auto place = [&](int at) { return at + at / C * N; };
+                    for (int at = lane; at < COLUMNS; at += 32) {
+                        if (base + at >= 0 && base + at < task.columns) continue;
+                        const int from = folds.at(base + at, task.columns, task.mode_x);
+                        samples[place(at)] = from < 0 ? cval : samples[place(max(0, min(from - base, COLUMNS - 1)))];
+                    }
+                }
+                __syncwarp();
+            }
+            Each column[C];
+#pragma unroll
+            for (int v = 0; v < VECTORS; ++v) {
+                const V* const from = line + lane * (VECTORS + 1) + v;
+                to_columns<Sample>(widened(from[0]), widened(from[PITCH]), column + v * N);
+            }
+            Each all = column[0], scan, next;
+#pragma unroll
+            for (int j = 1; j < C; ++j) all = chosen<LEAST>(all, column[j]);
+            next = from_lane(all, lane + 1);
+#pragma unroll
+            for (int w = 0; w < Each::WORDS; ++w) scan.word[w] = loser<Sample, LEAST>();
+#pragma unroll 1
+            for (int k = 1; k < lanes; ++k) scan = chosen<LEAST>(scan, from_lane(all, lane - k));
+#pragma unroll
+            for (int j = 0; j < C; ++j) prefixes[lane * PREFIXES_ + j] = scan = chosen<LEAST>(scan, column[j]);
+#pragma unroll
+            for (int j = C - 2; j >= 0; --j) column[j] = chosen<LEAST>(column[j], column[j + 1]);
+            __syncwarp();
+            const Each *const last = prefixes + min(lane + lanes, 31) * PREFIXES_ + rest,
+                       *const after = prefixes + min(lane + lanes + 1, 31) * PREFIXES_ + rest - C;
+#pragma unroll
+            for (int j = 0; j < C; ++j) {
+                const bool is_next = j + rest >= C;
+                column[j] = chosen<LEAST>(column[j], (is_next ? after : last)[j]);
+                if (is_next) column[j] = chosen<LEAST>(column[j], next);
+            }
+#pragma unroll
+            for (int v = 0; v < VECTORS; ++v) {
+                V* const to = line + lane * (VECTORS + 1) + v;
+                V upper, lower;
+                to_rows<Sample>(column + v * N, upper, lower);
+                *reinterpret_cast<uint4*>(to) = uint4{upper.word[0], upper.word[1], upper.word[2], upper.word[3]};
+                *reinterpret_cast<uint4*>(to + PITCH) = uint4{lower.word[0], lower.word[1], lower.word[2], lower.word[3]};
+            }
+            __syncwarp();
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                if (first + i >= rows) continue;
+                const int y = y0 + (upwards ? rows - 1 - (first + i) : first + i);
+                const V* const results = line + i * PITCH;
+                Sample* const to = out + y * static_cast<long long>(task.out_pitch) + c0;
+#pragma unroll
+                for (int v = 0; v < VECTORS; ++v) {
+                    const int at = lane + 32 * v, beside = min(at + 1, 32 * VECTORS - 1);
+                    if (c0 + at * N >= c1) continue;
+                    V own = shifted(results[at + at / VECTORS], results[beside + beside / VECTORS], past);
+#pragma unroll
+                    for (int k = 0; k < V::WORDS; ++k) own.word[k] = settled<Sample>(own.word[k]);
+                    if (task.subtracts) {
+                        const V theirs = loaded_vector(image + y * task.image_pitch + c0 + at * N);
+                        if (task.subtracts == 1) own = difference(theirs, own, 0, cval);
+                        else own = difference(own, theirs, 0, cval);
+                    }
+                    store_vector(to + at * N, own);
+                }
+            }
+        });
+}
 
 // Of windows of at least 3 SAMPLES + 2 columns. ALIGNED: rows of the input and the output begin at whole vectors.
 template <typename Sample, bool LEAST, bool ALIGNED>
