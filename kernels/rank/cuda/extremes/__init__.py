@@ -423,7 +423,7 @@ def _launch_sweeps(task: BoxTask, types: str, itemsize: int, stream: Any, argume
         for taps, mode in ((task.taps_y, task.mode_y), (task.taps_x, task.mode_x))
     )
     is_direct = task.taps_x > 1 or not (task.subtracts or task.out_pitch % each or target.data.ptr % VECTOR)
-    if KNOB["both"] and _can_both(task, itemsize, source, target, image):
+    if KNOB["both"] and _can_both(task, itemsize):
         names = ["both"] * (1 + opens)
     else:
         names = ["along", "down"] * opens + ["down"] + ["along"] * (task.taps_x > 1) + ["box"] * (not is_direct)
@@ -450,7 +450,9 @@ def _launch_sweeps(task: BoxTask, types: str, itemsize: int, stream: Any, argume
         if name == "down":
             _launch_down(step, sample, aligned[0], stream, (source, to, step, cval))
         elif name == "both":
-            _launch_both(step, sample, itemsize, stream, (source, to, image, step, cval))
+            aligned = all(aligned) and step.image_pitch % each == step.image_plane % each == image.data.ptr % VECTOR == 0
+            aligned = aligned and step.columns % each == columns % each == 0
+            _launch_both(step, sample, itemsize, aligned, stream, (source, to, image, step, cval))
         elif name == "along":
             _launch_along(step, sample, each, all(aligned), stream, (source, to, image, step, cval))
         else:
@@ -466,33 +468,27 @@ def _launch_sweeps(task: BoxTask, types: str, itemsize: int, stream: Any, argume
 KNOB = dict(held=8, G=16, words=2, hint=0, bands=0, both=1, bw=2)
 
 
-def _can_both(task, itemsize, *arrays):
-    each, columns = VECTOR // itemsize, 2048 // itemsize
-    return (
-        all(
-            pitch % each == plane % each == array.data.ptr % VECTOR == 0
-            for array, pitch, plane in zip(
-                arrays, (task.in_pitch, task.out_pitch, task.image_pitch),
-                (task.in_plane, task.out_plane, task.image_plane),
-            )
-        )
-        and columns // 32 < task.taps_x <= columns - columns // 4
-        and task.columns % each == task.out_columns % each == 0
-        and (task.mode_x == MODES.index("valid") or (task.mode_x != MODES.index("wrap") and abs(task.first_x + task.taps_x // 2) <= 1))
+def _can_both(task, itemsize):
+    columns = 2048 // itemsize
+    return columns // 32 < task.taps_x <= columns - columns // 4 and (
+        task.mode_x == MODES.index("valid")
+        or (task.mode_x != MODES.index("wrap") and -1 <= 2 * task.first_x + task.taps_x - 1 <= 0)
     )
 
 
-def _launch_both(task: BoxTask, types: str, itemsize: int, stream: Any, arguments: Any) -> None:
+def _launch_both(task: BoxTask, types: str, itemsize: int, aligned: bool, stream: Any, arguments: Any) -> None:
     each, columns = VECTOR // itemsize, 2048 // itemsize
+    c = columns // 32
+    if not aligned:
+        columns -= columns // 32
     task.tile = (columns - (task.taps_x - 1) - task.first_x % (max(4 * KNOB['bw'] // itemsize, 1))) // each * each
     task.tiles = -(-task.out_columns // task.tile)
-    c = columns // 32
     shared_bytes = 2 * 16 * 160 * 16 + 256 * (c + 1) * max(4, 2 * itemsize) + ((task.taps_y - 1) // 16 - 1) * 256 * 8
     task.band = _band(task.tiles * task.planes, task.out_rows, task.taps_y, multiprocessors())
     if KNOB["bands"]:
         task.band = -(-task.out_rows // KNOB["bands"])
     task.bands = -(-task.out_rows // task.band)
-    kernel("rank", f"extreme_both<{types}, {KNOB['hint']}, {KNOB['bw']}>").launch(
+    kernel("rank", f"extreme_both<{types}, {aligned}, {KNOB['hint']}, {KNOB['bw']}>".lower()).launch(
         (task.tiles * task.bands * task.planes,), (512 // KNOB['bw'],), arguments, shared_bytes=shared_bytes, stream=stream
     )
 

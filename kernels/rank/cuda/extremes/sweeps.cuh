@@ -250,14 +250,14 @@ struct Folds {
 constexpr int BOTH_ROWS = 16;
 
 // Rows of the input, the output and the image begin at whole vectors. Columns from which results come lie at most a window's half beyond an edge.
-template <typename Sample, bool LEAST, int HINT, int W>
+template <typename Sample, bool LEAST, bool ALIGNED, int HINT, int W>
 __global__ void __launch_bounds__(512 / W, 1) extreme_both(
     const Sample* __restrict__ in, Sample* __restrict__ out, const Sample* __restrict__ image, const __grid_constant__ BoxTask task,
     Sample cval) {
     using P = Piece<Sample, W>;
     using V = Vector<Sample>;
     using Each = Column<Sample>;
-    constexpr int G = BOTH_ROWS, N = V::SAMPLES, THREADS = 512 / W, VECTORS = 4, C = VECTORS * N, COLUMNS = 32 * C;
+    constexpr int G = BOTH_ROWS, N = V::SAMPLES, THREADS = 512 / W, VECTORS = 4, C = VECTORS * N, COLUMNS = 32 * C, USED = ALIGNED ? 32 : 31;
     constexpr int PITCH = 32 * (VECTORS + 1), PREFIXES_ = C + 1;  // vectors of a row and words of a thread, so that threads use different banks
     extern __shared__ ulonglong2 vectors[];
     const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
@@ -277,14 +277,17 @@ __global__ void __launch_bounds__(512 / W, 1) extreme_both(
     const int lanes = reach / C, rest = reach % C;
     const Folds folds(task.columns, task.mode_x);
     const bool is_edge = base < 0 || base + past + (c1 - c0) + reach > task.columns;
-    const int x = max(0, min(base + thread * P::SAMPLES, task.columns - P::SAMPLES));
+    // Threads that need nothing load what others do.
+    const int piece = warp * USED + lane, x = max(0, base + piece * P::SAMPLES);
+    const int loaded_x = min(x, (task.columns + (ALIGNED ? -1 : P::SAMPLES - 1)) & ~(P::SAMPLES - 1));
     const int in_y = task.first_y + y0 + (upwards ? rows + task.taps_y - 2 : 0);
     V* buffer = buffers;
-    go_down<Sample, LEAST, true, G, W, HINT>(
-        in + plane * task.in_plane, task, in_y, rows, upwards, x, x, ring, THREADS, cval, [&](P (&found)[G], int r) {
-            P* const own = reinterpret_cast<P*>(buffer) + thread + thread / (16 / W) * (4 / W);
+    go_down<Sample, LEAST, ALIGNED, G, W, HINT>(
+        in + plane * task.in_plane, task, in_y, rows, upwards, x, loaded_x, ring, THREADS, cval, [&](P (&found)[G], int r) {
+            P* const own = reinterpret_cast<P*>(buffer) + piece + piece / (16 / W) * (4 / W);
 #pragma unroll
-            for (int d = 0; d < G; ++d) own[d * (4 / W) * PITCH] = found[d];
+            for (int d = 0; d < G; ++d)
+                if (lane < USED) own[d * (4 / W) * PITCH] = found[d];
             __syncthreads();
             V* const line = buffer + 2 * warp * PITCH;
             buffer = buffers + (buffer == buffers ? G * PITCH : 0);
@@ -345,19 +348,27 @@ __global__ void __launch_bounds__(512 / W, 1) extreme_both(
                 const int y = y0 + (upwards ? rows - 1 - (first + i) : first + i);
                 const V* const results = line + i * PITCH;
                 Sample* const to = out + y * static_cast<long long>(task.out_pitch) + c0;
+                const Sample* const other = image + y * task.image_pitch + c0;
+                const int before = ALIGNED ? 0 : past_of(to), moved = past - before, by = moved & (N - 1), back = moved < 0;
 #pragma unroll
                 for (int v = 0; v < VECTORS; ++v) {
-                    const int at = lane + 32 * v, beside = min(at + 1, 32 * VECTORS - 1);
-                    if (c0 + at * N >= c1) continue;
-                    V own = shifted(results[at + at / VECTORS], results[beside + beside / VECTORS], past);
+                    const int at = (lane + 32 * v) * N - before, place = lane + 32 * v - back;
+                    const int left = max(place, 0), right = min(place + 1, 32 * VECTORS - 1);
+                    if (c0 + at >= c1) continue;
+                    V own = shifted(results[left + left / VECTORS], results[right + right / VECTORS], by);
 #pragma unroll
                     for (int k = 0; k < V::WORDS; ++k) own.word[k] = settled<Sample>(own.word[k]);
+                    const bool is_whole = ALIGNED || (at >= 0 && c0 + at + N <= c1);
                     if (task.subtracts) {
-                        const V theirs = loaded_vector(image + y * task.image_pitch + c0 + at * N);
+                        V theirs;
+                        if constexpr (ALIGNED) theirs = loaded_vector(other + at);
+                        else if (is_whole) theirs = vector_at(other + at, c0 + at + 2 * N <= task.out_columns);
+                        else theirs = some_of(other - c0, c0 + at, task.out_columns);
                         if (task.subtracts == 1) own = difference(theirs, own, 0, cval);
                         else own = difference(own, theirs, 0, cval);
                     }
-                    store_vector(to + at * N, own);
+                    if (is_whole) store_vector(to + at, own);
+                    else store_part(to, at, own, c1 - c0);
                 }
             }
         });
