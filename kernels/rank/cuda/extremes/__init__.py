@@ -37,7 +37,7 @@ ENTRIES += tuple(
     for least in ("true", "false")
     for entry in (
         *(f"extreme_along<{sample}, {least}, {aligned}>" for aligned in ("true", "false")),
-        *(f"extreme_down<{sample}, {least}, {aligned}, 16, 2, 0>" for aligned in ("true", "false")),
+        *(f"extreme_down<{sample}, {least}, {aligned}, 101, 16, 2>" for aligned in ("true", "false")),
         # Of openings, one of many windows.
         *(f"extreme_slabs<{sample}, {least}, {kind}, 15, 7, 128, 4, 14, 4>" for kind in ("false, true", "true, false")),
     )
@@ -465,7 +465,7 @@ def _launch_sweeps(task: BoxTask, types: str, itemsize: int, stream: Any, argume
     return made
 
 
-KNOB = dict(held=8, G=16, words=2, hint=0, bands=0, both=1, bw=2)
+KNOB = dict(held=8, G=16, words=2, bands=0, both=1, bw=2, buffers=2, blocks=1)
 
 
 def _can_both(task, itemsize):
@@ -483,12 +483,12 @@ def _launch_both(task: BoxTask, types: str, itemsize: int, aligned: bool, stream
         columns -= columns // 32
     task.tile = (columns - (task.taps_x - 1) - task.first_x % (max(4 * KNOB['bw'] // itemsize, 1))) // each * each
     task.tiles = -(-task.out_columns // task.tile)
-    shared_bytes = 2 * 16 * 160 * 16 + 256 * (c + 1) * max(4, 2 * itemsize) + ((task.taps_y - 1) // 16 - 1) * 256 * 8
-    task.band = _band(task.tiles * task.planes, task.out_rows, task.taps_y, multiprocessors())
+    shared_bytes = KNOB['buffers'] * 16 * 160 * 16 + 256 * (c + 1) * max(4, 2 * itemsize) + ((task.taps_y - 1) // 16 - 1) * 256 * 8
+    task.band = _band(task.tiles * task.planes, task.out_rows, task.taps_y, multiprocessors() * KNOB['blocks'])
     if KNOB["bands"]:
         task.band = -(-task.out_rows // KNOB["bands"])
     task.bands = -(-task.out_rows // task.band)
-    kernel("rank", f"extreme_both<{types}, {aligned}, {KNOB['hint']}, {KNOB['bw']}>".lower()).launch(
+    kernel("rank", f"extreme_both<{types}, {aligned}, {task.taps_y}, {task.taps_x}, {KNOB['buffers']}, {KNOB['blocks']}, {KNOB['bw']}>".lower()).launch(
         (task.tiles * task.bands * task.planes,), (512 // KNOB['bw'],), arguments, shared_bytes=shared_bytes, stream=stream
     )
 
@@ -501,7 +501,7 @@ def _launch_down(task: BoxTask, types: str, aligned: bool, stream: Any, argument
     task.bands = KNOB["bands"] or max(1, multiprocessors() * held // (task.tiles * task.planes))
     task.band = -(-task.out_rows // task.bands)
     task.bands = -(-task.out_rows // task.band)
-    kernel("rank", f"extreme_down<{types}, {aligned}, {G}, {words}, {KNOB['hint']}>".lower()).launch(
+    kernel("rank", f"extreme_down<{types}, {aligned}, {task.taps_y}, {G}, {words}>".lower()).launch(
         (task.tiles * task.bands * task.planes,), (SWEEP_THREADS,), arguments,
         shared_bytes=shared_bytes, stream=stream,
     )  # fmt: skip

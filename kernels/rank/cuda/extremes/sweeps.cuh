@@ -65,30 +65,16 @@ __device__ inline Piece<Sample, WORDS> chosen(const Piece<Sample, WORDS>& a, con
     return found;
 }
 
-template <typename P, int HINT, typename Sample>
+template <typename P, bool IS_LAST, typename Sample>
 __device__ inline P loaded_piece(const Sample* at) {
-    P found;
     if constexpr (P::WORDS == 1) {
         const unsigned* from = reinterpret_cast<const unsigned*>(at);
-        found.word[0] = HINT == 1 ? __ldcs(from) : __ldg(from);
-    } else if constexpr (P::WORDS == 2) {
-        const uint2* from = reinterpret_cast<const uint2*>(at);
-        uint2 both;
-        if constexpr (HINT >= 2) {
-            unsigned long long policy;
-            if constexpr (HINT == 2) asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-            else asm volatile("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
-            asm volatile("ld.global.nc.L2::cache_hint.v2.u32 {%0, %1}, [%2], %3;" : "=r"(both.x), "=r"(both.y) : "l"(from), "l"(policy));
-        } else {
-            both = HINT == 1 ? __ldcs(from) : __ldg(from);
-        }
-        found.word[0] = both.x, found.word[1] = both.y;
+        return {{IS_LAST ? __ldcs(from) : __ldg(from)}};
     } else {
-        const uint4* from = reinterpret_cast<const uint4*>(at);
-        const uint4 all = HINT == 1 ? __ldcs(from) : __ldg(from);
-        found.word[0] = all.x, found.word[1] = all.y, found.word[2] = all.z, found.word[3] = all.w;
+        const uint2* from = reinterpret_cast<const uint2*>(at);
+        const uint2 both = IS_LAST ? __ldcs(from) : __ldg(from);
+        return {{both.x, both.y}};
     }
-    return found;
 }
 
 // The samples that lie `by` after those of each thread, of this one and the next.
@@ -108,24 +94,27 @@ __device__ inline Piece<Sample, 2> from_next(const Piece<Sample, 2>& own, int by
 // A thread goes down a band of rows, G at a time, and calls `emit(results, r)` with the windows' extremes from the one that begins in the band's
 // row r. ALIGNED: rows begin at vectors of 16 bytes; else a thread loads the piece that holds its first sample, and gets the rest from the next.
 // in_y: the band's first row, or its last if it goes `upwards`; ring: pieces `stride` apart.
-template <typename Sample, bool LEAST, bool ALIGNED, int G, int WORDS, int HINT, typename Emit>
+template <typename Sample, bool LEAST, bool ALIGNED, int TAPS, int G, int WORDS, typename Emit>
 __device__ inline void go_down(
     const Sample* in, const BoxTask& task, int in_y, int rows, bool upwards, int x, int column, Piece<Sample, WORDS>* ring, int stride,
     Sample cval, const Emit& emit) {
     using P = Piece<Sample, WORDS>;
-    const int before = task.taps_y - 1, groups = before / G, rest = before % G, total = rows + before, on = upwards ? -1 : 1;
+    constexpr int BEFORE = TAPS - 1, GROUPS = BEFORE / G, REST = BEFORE % G;
+    const int total = rows + BEFORE, on = upwards ? -1 : 1, step = on * task.in_pitch;
     const int whole = task.rows - !ALIGNED;  // rows that may be read beyond their ends
-    const long long in_step = on * static_cast<long long>(task.in_pitch);
     const auto row_at = [&](int n) { return in + (in_y + n * on) * static_cast<long long>(task.in_pitch) + column; };
     const auto is_safe = [&](int n) {
         const int first = in_y + n * on, last = first + (G - 1) * on;
         return min(first, last) >= 0 && max(first, last) < whole;
     };
-    const auto fetch = [&](P (&to)[G], int n, auto hint) {
+    const auto fetch = [&](P (&to)[G], int n, auto is_last) {
         if (is_safe(n)) {
             const Sample* at = row_at(n);
 #pragma unroll
-            for (int d = 0; d < G; ++d, at += in_step) to[d] = loaded_piece<P, decltype(hint)::value>(at - (ALIGNED ? 0 : past_of(at, sizeof(P))));
+            for (int d = 0; d < G; ++d) {
+                const Sample* const from = at + static_cast<long long>(step) * d;
+                to[d] = loaded_piece<P, decltype(is_last)::value != 0>(from - (ALIGNED ? 0 : past_of(from, sizeof(P))));
+            }
             return;
         }
 #pragma unroll
@@ -134,12 +123,12 @@ __device__ inline void go_down(
             const Sample* line = in + y * static_cast<long long>(task.in_pitch);
             if (y < 0) {
 #pragma unroll
-                for (int k = 0; k < P::WORDS; ++k) to[d].word[k] = filled(cval);
+                for (int k = 0; k < WORDS; ++k) to[d].word[k] = filled(cval);
             } else if (ALIGNED) {
-                to[d] = loaded_piece<P, 0>(line + column);
+                to[d] = loaded_piece<P, false>(line + column);
             } else {
 #pragma unroll
-                for (int k = 0; k < P::WORDS; ++k) {
+                for (int k = 0; k < WORDS; ++k) {
                     to[d].word[k] = 0;
                     for (int i = SAMPLES_A_WORD<Sample> - 1; i >= 0; --i) {
                         if constexpr (SAMPLES_A_WORD<Sample> > 1) to[d].word[k] <<= 8 * sizeof(Sample);
@@ -150,11 +139,10 @@ __device__ inline void go_down(
         }
     };
     // The thread's samples of rows that have been fetched.
-    const auto settle = [&](P (&to)[G], const P (&from)[G], int n) {
+    const auto settle = [&](P (&row)[G], int n) {
+        if constexpr (!ALIGNED) {
 #pragma unroll
-        for (int d = 0; d < G; ++d) {
-            if constexpr (ALIGNED) to[d] = from[d];
-            else to[d] = from_next<Sample>(from[d], is_safe(n) ? past_of(row_at(n + d), sizeof(P)) : 0);
+            for (int d = 0; d < G; ++d) row[d] = from_next<Sample>(row[d], is_safe(n) ? past_of(row_at(n + d), sizeof(P)) : 0);
         }
     };
     P none;
@@ -162,43 +150,52 @@ __device__ inline void go_down(
     for (int k = 0; k < WORDS; ++k) none.word[k] = loser<Sample, LEAST>();
     P coming[G], going[G], tail = none;
     int slot = 0;
-    fetch(coming, rest, Number<HINT == 3 ? 3 : 0>());
+    fetch(coming, REST, Number<0>());
 #pragma unroll 1
-    for (int n = rest, r = -groups * G; n < total; n += G, r += G) {
-        P row[G], left[G];
-        settle(row, coming, n);
-        if (r >= 0) settle(left, going, r);
-        if (n + G < total) {
-            fetch(coming, n + G, Number<HINT == 3 ? 3 : 0>());
-            if (r >= -G) fetch(going, r + G, Number<HINT == 3 ? 2 : HINT>());
-        }
-        P prefix = row[0], last = none;
+    for (int n = REST, r = -GROUPS * G; n < total; n += G, r += G) {
+        settle(coming, n);
+        P prefix = none, last = none, found[G];
 #pragma unroll
-        for (int d = 1; d < G; ++d)
-            if (d >= G - rest) last = chosen<LEAST>(last, row[d]);
+        for (int d = G - REST; d < G; ++d) last = chosen<LEAST>(last, coming[d]);
         if (r >= 0) {
+            settle(going, r);
             P suffix = none;
-#pragma unroll 4
-            for (int k = 0; k < groups - 1; ++k) suffix = chosen<LEAST>(suffix, ring[k * stride]);
+#pragma unroll 8
+            for (int k = 0; k < GROUPS - 1; ++k) suffix = chosen<LEAST>(suffix, ring[k * stride]);
+            if constexpr (sizeof(Sample) == 2) {
+                // Of three words at once.
+                P from[G / 2 + 1];
+                from[G / 2] = suffix;
 #pragma unroll
-            for (int d = G - 1; d >= 0; --d) left[d] = suffix = chosen<LEAST>(suffix, left[d]);
+                for (int d = G / 2 - 1; d >= 0; --d) from[d] = chosen<LEAST>(chosen<LEAST>(going[2 * d], going[2 * d + 1]), from[d + 1]);
 #pragma unroll
-            for (int d = 0; d < G; ++d) {
-                if (d > 0) prefix = chosen<LEAST>(prefix, row[d]);
-                left[d] = chosen<LEAST>(left[d], prefix);
+                for (int d = 0; d < G; d += 2) {
+                    found[d] = chosen<LEAST>(chosen<LEAST>(prefix, coming[d]), from[d / 2]);
+                    prefix = chosen<LEAST>(chosen<LEAST>(coming[d], coming[d + 1]), prefix);
+                    found[d + 1] = chosen<LEAST>(chosen<LEAST>(going[d + 1], from[d / 2 + 1]), prefix);
+                }
+            } else {
+#pragma unroll
+                for (int d = G - 1; d >= 0; --d) found[d] = suffix = chosen<LEAST>(suffix, going[d]);
+#pragma unroll
+                for (int d = 0; d < G; ++d) prefix = chosen<LEAST>(prefix, coming[d]), found[d] = chosen<LEAST>(found[d], prefix);
             }
         } else {
 #pragma unroll
-            for (int d = 1; d < G; ++d) prefix = chosen<LEAST>(prefix, row[d]);
+            for (int d = 0; d < G; ++d) prefix = chosen<LEAST>(prefix, coming[d]);
+        }
+        if (n + G < total) {
+            fetch(coming, n + G, Number<0>());
+            if (r >= -G) fetch(going, r + G, Number<1>());
         }
         ring[slot * stride] = chosen<LEAST>(tail, prefix), tail = last;
-        if (++slot == groups - 1) slot = 0;
-        if (r >= 0) emit(left, r);
+        if (++slot == GROUPS - 1) slot = 0;
+        if (r >= 0) emit(found, r);
     }
 }
 
 // Of integers; and of floats whose NaN spread, without nodata. Rows of the output begin at vectors of 16 bytes, and end there.
-template <typename Sample, bool LEAST, bool ALIGNED, int G, int WORDS, int HINT>
+template <typename Sample, bool LEAST, bool ALIGNED, int TAPS, int G, int WORDS>
 __global__ void __launch_bounds__(SWEEP_THREADS, WORDS * G >= 64 || sizeof(Sample) == 1 ? 8 : WORDS * G >= 32 ? 12 : 16) extreme_down(
     const Sample* __restrict__ in, Sample* __restrict__ out, const __grid_constant__ BoxTask task, Sample cval) {
     using P = Piece<Sample, WORDS>;
@@ -214,21 +211,28 @@ __global__ void __launch_bounds__(SWEEP_THREADS, WORDS * G >= 64 || sizeof(Sampl
     const bool upwards = number % 2 == 1, is_used = x < task.columns && lane < USED;
     // Threads that need nothing load what others do.
     const int column = min(x, (task.columns + (ALIGNED ? -1 : P::SAMPLES - 1)) & ~(P::SAMPLES - 1));
-    const long long out_step = (upwards ? -1 : 1) * static_cast<long long>(task.out_pitch);
+    const int step = upwards ? -task.out_pitch : task.out_pitch;
     Sample* target = out + plane * task.out_plane + (y0 + (upwards ? rows - 1 : 0)) * static_cast<long long>(task.out_pitch) + x;
-    const int in_y = task.first_y + y0 + (upwards ? rows + task.taps_y - 2 : 0);
-    go_down<Sample, LEAST, ALIGNED, G, WORDS, HINT>(
+    const int in_y = task.first_y + y0 + (upwards ? rows + TAPS - 2 : 0);
+    go_down<Sample, LEAST, ALIGNED, TAPS, G, WORDS>(
         in + plane * task.in_plane, task, in_y, rows, upwards, x, column, reinterpret_cast<P*>(vectors) + lane, SWEEP_THREADS, cval,
         [&](P (&found)[G], int r) {
+            const auto store = [&](int d) {
+                Sample* const to = target + static_cast<long long>(step) * d;
 #pragma unroll
-            for (int d = 0; d < G; ++d, target += out_step) {
-                if (r + d >= rows || !is_used) continue;
+                for (int k = 0; k < WORDS; ++k) found[d].word[k] = settled<Sample>(found[d].word[k]);
+                if constexpr (WORDS == 1) __stcs(reinterpret_cast<unsigned*>(to), found[d].word[0]);
+                else __stcs(reinterpret_cast<uint2*>(to), uint2{found[d].word[0], found[d].word[1]});
+            };
+            if (is_used && r + G <= rows) {
 #pragma unroll
-                for (int k = 0; k < P::WORDS; ++k) found[d].word[k] = settled<Sample>(found[d].word[k]);
-                if constexpr (WORDS == 1) __stcs(reinterpret_cast<unsigned*>(target), found[d].word[0]);
-                else if constexpr (WORDS == 2) __stcs(reinterpret_cast<uint2*>(target), uint2{found[d].word[0], found[d].word[1]});
-                else __stcs(reinterpret_cast<uint4*>(target), uint4{found[d].word[0], found[d].word[1], found[d].word[2], found[d].word[3]});
+                for (int d = 0; d < G; ++d) store(d);
+            } else if (is_used) {
+#pragma unroll
+                for (int d = 0; d < G; ++d)
+                    if (r + d < rows) store(d);
             }
+            target += static_cast<long long>(step) * G;
         });
 }
 
@@ -250,8 +254,8 @@ struct Folds {
 constexpr int BOTH_ROWS = 16;
 
 // Rows of the input, the output and the image begin at whole vectors. Columns from which results come lie at most a window's half beyond an edge.
-template <typename Sample, bool LEAST, bool ALIGNED, int HINT, int W>
-__global__ void __launch_bounds__(512 / W, 1) extreme_both(
+template <typename Sample, bool LEAST, bool ALIGNED, int TAPS_Y, int TAPS_X, int BUFFERS, int BLOCKS, int W>
+__global__ void __launch_bounds__(512 / W, BLOCKS) extreme_both(
     const Sample* __restrict__ in, Sample* __restrict__ out, const Sample* __restrict__ image, const __grid_constant__ BoxTask task,
     Sample cval) {
     using P = Piece<Sample, W>;
@@ -262,8 +266,8 @@ __global__ void __launch_bounds__(512 / W, 1) extreme_both(
     extern __shared__ ulonglong2 vectors[];
     const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
     V* const buffers = reinterpret_cast<V*>(vectors);
-    Each* const prefixes = reinterpret_cast<Each*>(buffers + 2 * G * PITCH) + warp * 32 * PREFIXES_;
-    P* const ring = reinterpret_cast<P*>(reinterpret_cast<Each*>(buffers + 2 * G * PITCH) + 256 * PREFIXES_) + thread;
+    Each* const prefixes = reinterpret_cast<Each*>(buffers + BUFFERS * G * PITCH) + warp * 32 * PREFIXES_;
+    P* const ring = reinterpret_cast<P*>(reinterpret_cast<Each*>(buffers + BUFFERS * G * PITCH) + 256 * PREFIXES_) + thread;
 
     unsigned block = blockIdx.x;
     const int c0 = block % task.tiles * task.tile, c1 = min(c0 + task.tile, task.out_columns);
@@ -273,36 +277,37 @@ __global__ void __launch_bounds__(512 / W, 1) extreme_both(
     if (rows <= 0) return;
     const bool upwards = number % 2 == 1;
     out += plane * task.out_plane, image += plane * task.image_plane;
-    const int past = task.first_x & (P::SAMPLES - 1), base = c0 + task.first_x - past, reach = task.taps_x - 1;
-    const int lanes = reach / C, rest = reach % C;
+    const int past = task.first_x & (P::SAMPLES - 1), base = c0 + task.first_x - past;
+    constexpr int REACH = TAPS_X - 1, LANES = REACH / C, REST = REACH % C;
     const Folds folds(task.columns, task.mode_x);
-    const bool is_edge = base < 0 || base + past + (c1 - c0) + reach > task.columns;
+    const bool is_edge = base < 0 || base + past + (c1 - c0) + REACH > task.columns;
     // Threads that need nothing load what others do.
     const int piece = warp * USED + lane, x = max(0, base + piece * P::SAMPLES);
     const int loaded_x = min(x, (task.columns + (ALIGNED ? -1 : P::SAMPLES - 1)) & ~(P::SAMPLES - 1));
-    const int in_y = task.first_y + y0 + (upwards ? rows + task.taps_y - 2 : 0);
+    const int in_y = task.first_y + y0 + (upwards ? rows + TAPS_Y - 2 : 0);
     V* buffer = buffers;
-    go_down<Sample, LEAST, ALIGNED, G, W, HINT>(
+    go_down<Sample, LEAST, ALIGNED, TAPS_Y, G, W>(
         in + plane * task.in_plane, task, in_y, rows, upwards, x, loaded_x, ring, THREADS, cval, [&](P (&found)[G], int r) {
+            if (BUFFERS == 1) __syncthreads();
             P* const own = reinterpret_cast<P*>(buffer) + piece + piece / (16 / W) * (4 / W);
 #pragma unroll
             for (int d = 0; d < G; ++d)
                 if (lane < USED) own[d * (4 / W) * PITCH] = found[d];
             __syncthreads();
             V* const line = buffer + 2 * warp * PITCH;
-            buffer = buffers + (buffer == buffers ? G * PITCH : 0);
+            if (BUFFERS == 2) buffer = buffers + (buffer == buffers ? G * PITCH : 0);
             const int first = r + 2 * warp;
             if (warp >= G / 2 || first >= rows) return;
             if (is_edge) {
-#pragma unroll
-                for (int i = 0; i < 2; ++i) {
-                    Sample* const samples = reinterpret_cast<Sample*>(line + i * PITCH);
-                    const auto place = [&](int at) { return at + at / C * N; };
-                    for (int at = lane; at < COLUMNS; at += 32) {
-                        if (base + at >= 0 && base + at < task.columns) continue;
-                        const int from = folds.at(base + at, task.columns, task.mode_x);
-                        samples[place(at)] = from < 0 ? cval : samples[place(max(0, min(from - base, COLUMNS - 1)))];
-                    }
+                const auto place = [&](int at) { return at + at / C * N; };
+                const int before = max(-base, 0), after = max(task.columns - base, 0), end = min(after + REACH, COLUMNS);
+                for (int i = lane; i < before + end - after; i += 32) {
+                    const int at = i < before ? i : i - before + after, from = folds.at(base + at, task.columns, task.mode_x);
+                    Sample* const samples = reinterpret_cast<Sample*>(line);
+                    const int to = place(at), source = place(max(0, min(from - base, COLUMNS - 1)));
+                    constexpr int ROW = PITCH * N;
+                    const Sample upper = from < 0 ? cval : samples[source], lower = from < 0 ? cval : samples[ROW + source];
+                    samples[to] = upper, samples[ROW + to] = lower;
                 }
                 __syncwarp();
             }
@@ -312,26 +317,28 @@ __global__ void __launch_bounds__(512 / W, 1) extreme_both(
                 const V* const from = line + lane * (VECTORS + 1) + v;
                 to_columns<Sample>(widened(from[0]), widened(from[PITCH]), column + v * N);
             }
-            Each all = column[0], scan, next;
+            Each all = column[0], scan = column[0];
+            Each* const prefix = prefixes + lane * PREFIXES_;
+            prefix[0] = scan;
 #pragma unroll
-            for (int j = 1; j < C; ++j) all = chosen<LEAST>(all, column[j]);
-            next = from_lane(all, lane + 1);
-#pragma unroll
-            for (int w = 0; w < Each::WORDS; ++w) scan.word[w] = loser<Sample, LEAST>();
-#pragma unroll 1
-            for (int k = 1; k < lanes; ++k) scan = chosen<LEAST>(scan, from_lane(all, lane - k));
-#pragma unroll
-            for (int j = 0; j < C; ++j) prefixes[lane * PREFIXES_ + j] = scan = chosen<LEAST>(scan, column[j]);
+            for (int j = 1; j < C; ++j) prefix[j] = scan = chosen<LEAST>(scan, column[j]);
+            all = scan;
 #pragma unroll
             for (int j = C - 2; j >= 0; --j) column[j] = chosen<LEAST>(column[j], column[j + 1]);
+            // Whole threads between: `far` also that before the last.
+            Each near, far;
+#pragma unroll
+            for (int w = 0; w < Each::WORDS; ++w) near.word[w] = loser<Sample, LEAST>();
+#pragma unroll
+            for (int k = 1; k < LANES; ++k) near = chosen<LEAST>(near, from_lane(all, lane + k));
+            far = chosen<LEAST>(near, from_lane(all, lane + LANES));
             __syncwarp();
-            const Each *const last = prefixes + min(lane + lanes, 31) * PREFIXES_ + rest,
-                       *const after = prefixes + min(lane + lanes + 1, 31) * PREFIXES_ + rest - C;
+            const Each *const last = prefixes + min(lane + LANES, 31) * PREFIXES_ + REST,
+                       *const after = prefixes + min(lane + LANES + 1, 31) * PREFIXES_ + REST - C;
 #pragma unroll
             for (int j = 0; j < C; ++j) {
-                const bool is_next = j + rest >= C;
-                column[j] = chosen<LEAST>(column[j], (is_next ? after : last)[j]);
-                if (is_next) column[j] = chosen<LEAST>(column[j], next);
+                if (j + REST < C) column[j] = chosen<LEAST>(chosen<LEAST>(column[j], last[j]), near);
+                else column[j] = chosen<LEAST>(chosen<LEAST>(column[j], after[j]), far);
             }
 #pragma unroll
             for (int v = 0; v < VECTORS; ++v) {
