@@ -488,7 +488,7 @@ def _launch_both(task: BoxTask, types: str, itemsize: int, aligned: bool, stream
     if KNOB["bands"]:
         task.band = -(-task.out_rows // KNOB["bands"])
     task.bands = -(-task.out_rows // task.band)
-    kernel("rank", f"extreme_both<{types}, {aligned}, {task.taps_y}, {task.taps_x}, {KNOB['buffers']}, {KNOB['blocks']}, {KNOB['bw']}>".lower()).launch(
+    kernel("rank", f"extreme_both<{types}, {aligned}, {task.taps_y}, {task.taps_x}, {task.first_x % (max(4 * KNOB['bw'] // itemsize, 1))}, {KNOB['buffers']}, {KNOB['blocks']}, {KNOB['bw']}>".lower()).launch(
         (task.tiles * task.bands * task.planes,), (512 // KNOB['bw'],), arguments, shared_bytes=shared_bytes, stream=stream
     )
 

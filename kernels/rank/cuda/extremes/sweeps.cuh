@@ -254,7 +254,7 @@ struct Folds {
 constexpr int BOTH_ROWS = 16;
 
 // Rows of the input, the output and the image begin at whole vectors. Columns from which results come lie at most a window's half beyond an edge.
-template <typename Sample, bool LEAST, bool ALIGNED, int TAPS_Y, int TAPS_X, int BUFFERS, int BLOCKS, int W>
+template <typename Sample, bool LEAST, bool ALIGNED, int TAPS_Y, int TAPS_X, int PAST, int BUFFERS, int BLOCKS, int W>
 __global__ void __launch_bounds__(512 / W, BLOCKS) extreme_both(
     const Sample* __restrict__ in, Sample* __restrict__ out, const Sample* __restrict__ image, const __grid_constant__ BoxTask task,
     Sample cval) {
@@ -277,10 +277,10 @@ __global__ void __launch_bounds__(512 / W, BLOCKS) extreme_both(
     if (rows <= 0) return;
     const bool upwards = number % 2 == 1;
     out += plane * task.out_plane, image += plane * task.image_plane;
-    const int past = task.first_x & (P::SAMPLES - 1), base = c0 + task.first_x - past;
+    const int base = c0 + task.first_x - PAST;
     constexpr int REACH = TAPS_X - 1, LANES = REACH / C, REST = REACH % C;
     const Folds folds(task.columns, task.mode_x);
-    const bool is_edge = base < 0 || base + past + (c1 - c0) + REACH > task.columns;
+    const bool is_edge = base < 0 || base + PAST + (c1 - c0) + REACH > task.columns;
     // Threads that need nothing load what others do.
     const int piece = warp * USED + lane, x = max(0, base + piece * P::SAMPLES);
     const int loaded_x = min(x, (task.columns + (ALIGNED ? -1 : P::SAMPLES - 1)) & ~(P::SAMPLES - 1));
@@ -340,6 +340,12 @@ __global__ void __launch_bounds__(512 / W, BLOCKS) extreme_both(
                 if (j + REST < C) column[j] = chosen<LEAST>(chosen<LEAST>(column[j], last[j]), near);
                 else column[j] = chosen<LEAST>(chosen<LEAST>(column[j], after[j]), far);
             }
+            // Results begin at the strip's column PAST.
+            Each following[PAST + 1];
+#pragma unroll
+            for (int j = 0; j < PAST; ++j) following[j] = from_lane(column[j], lane + 1);
+#pragma unroll
+            for (int j = 0; j < C; ++j) column[j] = j + PAST < C ? column[(j + PAST) % C] : following[(j + PAST) % C % (PAST + 1)];
 #pragma unroll
             for (int v = 0; v < VECTORS; ++v) {
                 V* const to = line + lane * (VECTORS + 1) + v;
@@ -356,13 +362,14 @@ __global__ void __launch_bounds__(512 / W, BLOCKS) extreme_both(
                 const V* const results = line + i * PITCH;
                 Sample* const to = out + y * static_cast<long long>(task.out_pitch) + c0;
                 const Sample* const other = image + y * task.image_pitch + c0;
-                const int before = ALIGNED ? 0 : past_of(to), moved = past - before, by = moved & (N - 1), back = moved < 0;
+                const int before = ALIGNED ? 0 : past_of(to), left = lane - (before > 0), right = left + 1;
+                const int first_place = left + (left >> 2), second_place = right + (right >> 2);
 #pragma unroll
                 for (int v = 0; v < VECTORS; ++v) {
-                    const int at = (lane + 32 * v) * N - before, place = lane + 32 * v - back;
-                    const int left = max(place, 0), right = min(place + 1, 32 * VECTORS - 1);
+                    const int at = (lane + 32 * v) * N - before, step = v * PITCH / VECTORS;
                     if (c0 + at >= c1) continue;
-                    V own = shifted(results[left + left / VECTORS], results[right + right / VECTORS], by);
+                    V own = results[max(first_place + step, 0)];
+                    if (!ALIGNED && before > 0) own = shifted(own, results[second_place + step], N - before);
 #pragma unroll
                     for (int k = 0; k < V::WORDS; ++k) own.word[k] = settled<Sample>(own.word[k]);
                     const bool is_whole = ALIGNED || (at >= 0 && c0 + at + N <= c1);
