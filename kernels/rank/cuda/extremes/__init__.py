@@ -465,7 +465,7 @@ def _launch_sweeps(task: BoxTask, types: str, itemsize: int, stream: Any, argume
     return made
 
 
-KNOB = dict(held=8, G=16, words=2, bands=0, both=1, bw=2, buffers=2, blocks=1)
+KNOB = dict(held=8, G=16, words=2, bands=0, both=1, bw=2, buffers=2, blocks=1, g=16)
 
 
 def _can_both(task, itemsize):
@@ -483,12 +483,12 @@ def _launch_both(task: BoxTask, types: str, itemsize: int, aligned: bool, stream
         columns -= columns // 32
     task.tile = (columns - (task.taps_x - 1) - task.first_x % (max(4 * KNOB['bw'] // itemsize, 1))) // each * each
     task.tiles = -(-task.out_columns // task.tile)
-    shared_bytes = KNOB['buffers'] * 16 * 160 * 16 + 256 * (c + 1) * max(4, 2 * itemsize) + ((task.taps_y - 1) // 16 - 1) * 256 * 8
+    shared_bytes = KNOB['buffers'] * KNOB['g'] * 160 * 16 + KNOB['g'] * 16 * (c + 1) * max(4, 2 * itemsize) + ((task.taps_y - 1) // KNOB['g'] - 1) * 256 * 8
     task.band = _band(task.tiles * task.planes, task.out_rows, task.taps_y, multiprocessors() * KNOB['blocks'])
     if KNOB["bands"]:
         task.band = -(-task.out_rows // KNOB["bands"])
     task.bands = -(-task.out_rows // task.band)
-    kernel("rank", f"extreme_both<{types}, {aligned}, {task.taps_y}, {task.taps_x}, {task.first_x % (max(4 * KNOB['bw'] // itemsize, 1))}, {KNOB['buffers']}, {KNOB['blocks']}, {KNOB['bw']}>".lower()).launch(
+    kernel("rank", f"extreme_both<{types}, {aligned}, {task.taps_y}, {task.taps_x}, {task.first_x % (max(4 * KNOB['bw'] // itemsize, 1))}, {KNOB['buffers']}, {KNOB['blocks']}, {KNOB['bw']}, {KNOB['g']}>".lower()).launch(
         (task.tiles * task.bands * task.planes,), (512 // KNOB['bw'],), arguments, shared_bytes=shared_bytes, stream=stream
     )
 

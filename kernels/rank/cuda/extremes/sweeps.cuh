@@ -78,17 +78,22 @@ __device__ inline P loaded_piece(const Sample* at) {
 }
 
 // The samples that lie `by` after those of each thread, of this one and the next.
-template <typename Sample>
-__device__ inline Piece<Sample, 2> from_next(const Piece<Sample, 2>& own, int by) {
+template <typename Sample, int WORDS>
+__device__ inline Piece<Sample, WORDS> from_next(const Piece<Sample, WORDS>& own, int by) {
     constexpr int EACH = SAMPLES_A_WORD<Sample>;
-    unsigned next[2];
+    unsigned word[2 * WORDS];
 #pragma unroll
-    for (int k = 0; k < 2; ++k) next[k] = __shfl_down_sync(~0u, own.word[k], 1);
-    const bool is_half = by / EACH & 1;
-    const unsigned first = is_half ? own.word[1] : own.word[0], second = is_half ? next[0] : own.word[1], third = is_half ? next[1] : next[0];
-    if constexpr (EACH == 1) return {{first, second}};
+    for (int k = 0; k < WORDS; ++k) word[k] = own.word[k], word[WORDS + k] = __shfl_down_sync(~0u, own.word[k], 1);
+    const bool is_half = WORDS == 2 && (by / EACH & 1);
     const unsigned bits = by % EACH * 8 * static_cast<int>(sizeof(Sample));
-    return {{__funnelshift_r(first, second, bits), __funnelshift_r(second, third, bits)}};
+    Piece<Sample, WORDS> found;
+#pragma unroll
+    for (int k = 0; k < WORDS; ++k) {
+        const unsigned first = is_half ? word[k + 1] : word[k];
+        if constexpr (EACH == 1) found.word[k] = first;
+        else found.word[k] = __funnelshift_r(first, is_half ? word[(k + 2) % (2 * WORDS)] : word[k + 1], bits);
+    }
+    return found;
 }
 
 // A thread goes down a band of rows, G at a time, and calls `emit(results, r)` with the windows' extremes from the one that begins in the band's
@@ -251,23 +256,21 @@ struct Folds {
     }
 };
 
-constexpr int BOTH_ROWS = 16;
-
 // Rows of the input, the output and the image begin at whole vectors. Columns from which results come lie at most a window's half beyond an edge.
-template <typename Sample, bool LEAST, bool ALIGNED, int TAPS_Y, int TAPS_X, int PAST, int BUFFERS, int BLOCKS, int W>
+template <typename Sample, bool LEAST, bool ALIGNED, int TAPS_Y, int TAPS_X, int PAST, int BUFFERS, int BLOCKS, int W, int G>
 __global__ void __launch_bounds__(512 / W, BLOCKS) extreme_both(
     const Sample* __restrict__ in, Sample* __restrict__ out, const Sample* __restrict__ image, const __grid_constant__ BoxTask task,
     Sample cval) {
     using P = Piece<Sample, W>;
     using V = Vector<Sample>;
     using Each = Column<Sample>;
-    constexpr int G = BOTH_ROWS, N = V::SAMPLES, THREADS = 512 / W, VECTORS = 4, C = VECTORS * N, COLUMNS = 32 * C, USED = ALIGNED ? 32 : 31;
+    constexpr int N = V::SAMPLES, THREADS = 512 / W, VECTORS = 4, C = VECTORS * N, COLUMNS = 32 * C, USED = ALIGNED ? 32 : 31;
     constexpr int PITCH = 32 * (VECTORS + 1), PREFIXES_ = C + 1;  // vectors of a row and words of a thread, so that threads use different banks
     extern __shared__ ulonglong2 vectors[];
     const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
     V* const buffers = reinterpret_cast<V*>(vectors);
     Each* const prefixes = reinterpret_cast<Each*>(buffers + BUFFERS * G * PITCH) + warp * 32 * PREFIXES_;
-    P* const ring = reinterpret_cast<P*>(reinterpret_cast<Each*>(buffers + BUFFERS * G * PITCH) + 256 * PREFIXES_) + thread;
+    P* const ring = reinterpret_cast<P*>(reinterpret_cast<Each*>(buffers + BUFFERS * G * PITCH) + G / 2 * 32 * PREFIXES_) + thread;
 
     unsigned block = blockIdx.x;
     const int c0 = block % task.tiles * task.tile, c1 = min(c0 + task.tile, task.out_columns);
