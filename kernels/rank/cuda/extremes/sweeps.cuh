@@ -99,13 +99,12 @@ __device__ inline Piece<Sample, WORDS> from_next(const Piece<Sample, WORDS>& own
 // A thread goes down a band of rows, G at a time, and calls `emit(results, r)` with the windows' extremes from the one that begins in the band's
 // row r. ALIGNED: rows begin at vectors of 16 bytes; else a thread loads the piece that holds its first sample, and gets the rest from the next.
 // in_y: the band's first row, or its last if it goes `upwards`; ring: pieces `stride` apart.
-template <typename Sample, bool LEAST, bool ALIGNED, int TAPS, int G, int WORDS, typename Emit>
+template <typename Sample, bool LEAST, bool ALIGNED, int REST, int G, int WORDS, typename Emit>
 __device__ inline void go_down(
     const Sample* in, const BoxTask& task, int in_y, int rows, bool upwards, int x, int column, Piece<Sample, WORDS>* ring, int stride,
     Sample cval, const Emit& emit) {
     using P = Piece<Sample, WORDS>;
-    constexpr int BEFORE = TAPS - 1, GROUPS = BEFORE / G, REST = BEFORE % G;
-    const int total = rows + BEFORE, on = upwards ? -1 : 1, step = on * task.in_pitch;
+    const int groups = (task.taps_y - 1) / G, total = rows + task.taps_y - 1, on = upwards ? -1 : 1, step = on * task.in_pitch;
     const int whole = task.rows - !ALIGNED;  // rows that may be read beyond their ends
     const auto row_at = [&](int n) { return in + (in_y + n * on) * static_cast<long long>(task.in_pitch) + column; };
     const auto is_safe = [&](int n) {
@@ -157,7 +156,7 @@ __device__ inline void go_down(
     int slot = 0;
     fetch(coming, REST, Number<0>());
 #pragma unroll 1
-    for (int n = REST, r = -GROUPS * G; n < total; n += G, r += G) {
+    for (int n = REST, r = -groups * G; n < total; n += G, r += G) {
         settle(coming, n);
         P prefix = none, last = none, found[G];
 #pragma unroll
@@ -165,8 +164,8 @@ __device__ inline void go_down(
         if (r >= 0) {
             settle(going, r);
             P suffix = none;
-#pragma unroll 8
-            for (int k = 0; k < GROUPS - 1; ++k) suffix = chosen<LEAST>(suffix, ring[k * stride]);
+#pragma unroll 4
+            for (int k = 0; k < groups - 1; ++k) suffix = chosen<LEAST>(suffix, ring[k * stride]);
             if constexpr (sizeof(Sample) == 2) {
                 // Of three words at once.
                 P from[G / 2 + 1];
@@ -194,13 +193,13 @@ __device__ inline void go_down(
             if (r >= -G) fetch(going, r + G, Number<1>());
         }
         ring[slot * stride] = chosen<LEAST>(tail, prefix), tail = last;
-        if (++slot == GROUPS - 1) slot = 0;
+        if (++slot == groups - 1) slot = 0;
         if (r >= 0) emit(found, r);
     }
 }
 
 // Of integers; and of floats whose NaN spread, without nodata. Rows of the output begin at vectors of 16 bytes, and end there.
-template <typename Sample, bool LEAST, bool ALIGNED, int TAPS, int G, int WORDS>
+template <typename Sample, bool LEAST, bool ALIGNED, int REST, int G, int WORDS>
 __global__ void __launch_bounds__(SWEEP_THREADS, WORDS * G >= 64 || sizeof(Sample) == 1 ? 8 : WORDS * G >= 32 ? 12 : 16) extreme_down(
     const Sample* __restrict__ in, Sample* __restrict__ out, const __grid_constant__ BoxTask task, Sample cval) {
     using P = Piece<Sample, WORDS>;
@@ -218,8 +217,8 @@ __global__ void __launch_bounds__(SWEEP_THREADS, WORDS * G >= 64 || sizeof(Sampl
     const int column = min(x, (task.columns + (ALIGNED ? -1 : P::SAMPLES - 1)) & ~(P::SAMPLES - 1));
     const int step = upwards ? -task.out_pitch : task.out_pitch;
     Sample* target = out + plane * task.out_plane + (y0 + (upwards ? rows - 1 : 0)) * static_cast<long long>(task.out_pitch) + x;
-    const int in_y = task.first_y + y0 + (upwards ? rows + TAPS - 2 : 0);
-    go_down<Sample, LEAST, ALIGNED, TAPS, G, WORDS>(
+    const int in_y = task.first_y + y0 + (upwards ? rows + task.taps_y - 2 : 0);
+    go_down<Sample, LEAST, ALIGNED, REST, G, WORDS>(
         in + plane * task.in_plane, task, in_y, rows, upwards, x, column, reinterpret_cast<P*>(vectors) + lane, SWEEP_THREADS, cval,
         [&](P (&found)[G], int r) {
             const auto store = [&](int d) {
@@ -257,7 +256,7 @@ struct Folds {
 };
 
 // Rows of the input, the output and the image begin at whole vectors. Columns from which results come lie at most a window's half beyond an edge.
-template <typename Sample, bool LEAST, bool ALIGNED, int TAPS_Y, int TAPS_X, int PAST, int BUFFERS, int BLOCKS, int W, int G>
+template <typename Sample, bool LEAST, bool ALIGNED, int REST_Y, int TAPS_X, int PAST, int BUFFERS, int BLOCKS, int W, int G>
 __global__ void __launch_bounds__(512 / W, BLOCKS) extreme_both(
     const Sample* __restrict__ in, Sample* __restrict__ out, const Sample* __restrict__ image, const __grid_constant__ BoxTask task,
     Sample cval) {
@@ -287,9 +286,9 @@ __global__ void __launch_bounds__(512 / W, BLOCKS) extreme_both(
     // Threads that need nothing load what others do.
     const int piece = warp * USED + lane, x = max(0, base + piece * P::SAMPLES);
     const int loaded_x = min(x, (task.columns + (ALIGNED ? -1 : P::SAMPLES - 1)) & ~(P::SAMPLES - 1));
-    const int in_y = task.first_y + y0 + (upwards ? rows + TAPS_Y - 2 : 0);
+    const int in_y = task.first_y + y0 + (upwards ? rows + task.taps_y - 2 : 0);
     V* buffer = buffers;
-    go_down<Sample, LEAST, ALIGNED, TAPS_Y, G, W>(
+    go_down<Sample, LEAST, ALIGNED, REST_Y, G, W>(
         in + plane * task.in_plane, task, in_y, rows, upwards, x, loaded_x, ring, THREADS, cval, [&](P (&found)[G], int r) {
             if (BUFFERS == 1) __syncthreads();
             P* const own = reinterpret_cast<P*>(buffer) + piece + piece / (16 / W) * (4 / W);
