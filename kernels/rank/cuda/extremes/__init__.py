@@ -37,7 +37,9 @@ ENTRIES += tuple(
     for least in ("true", "false")
     for entry in (
         *(f"extreme_along<{sample}, {least}, {aligned}>" for aligned in ("true", "false")),
-        *(f"extreme_down<{sample}, {least}, {aligned}, 101, 16, 2>" for aligned in ("true", "false")),
+        *(f"extreme_down<{sample}, {least}, {aligned}, 4, 32>" for aligned in ("true", "false")),
+        # One of many windows.
+        *(f"extreme_both<{sample}, {least}, {aligned}, 4, 101, 0>" for aligned in ("true", "false")),
         # Of openings, one of many windows.
         *(f"extreme_slabs<{sample}, {least}, {kind}, 15, 7, 128, 4, 14, 4>" for kind in ("false, true", "true, false")),
     )
@@ -59,11 +61,14 @@ VECTOR = 16  # bytes
 MOST = ((160 << 10, 64, 1040), (0, 24, 520))
 ENOUGH_THREADS = 384  # of a multiprocessor
 NARROW_BYTES = 128  # of the samples inside an axis: below this, a warp's columns are no whole lines of memory
-# Of sweeps.cuh: rows at once, bytes of each, and blocks of a multiprocessor, at most, down columns; whole threads of a
+# Of sweeps.cuh: bytes of a row for each thread and blocks of a multiprocessor, at most, down columns; whole threads of a
 # span and of a ring, and bytes of a tile, along rows.
-SWEEP_THREADS, SWEEP_ROWS, SWEEP_PIECE, SWEEP_MOST, SWEEP_SPAN, SWEEP_PREFIXES, SWEEP_BYTES = 32, 16, 8, 16, 64, 64, 4096
+SWEEP_THREADS, SWEEP_PIECE, SWEEP_MOST, SWEEP_SPAN, SWEEP_PREFIXES, SWEEP_BYTES = 32, 4, 8, 64, 64, 4096
+# Both axes at once: rows of a group, and of what a block holds, threads, bytes of each, and of a row with its gaps.
+BOTH_ROWS, BOTH_HELD, BOTH_THREADS, BOTH_PIECE, BOTH_PITCH = 16, 32, 256, 8, 2560
 # More rows of a window are swept, and more if it opens; the same if rows do not begin at vectors.
 SWEPT = ((64, 40), (40, 25))
+BOTH_MOST = {1: 0.25, 2: 0.5, 4: 0.3}  # of a strip's columns that a window may have, by a sample's bytes
 # Of slabs.cuh: rows of a batch, at least, if windows are small; rows or columns of a window, at least, by whether rows
 # begin at whole words; rows of one, at most, by a sample's bytes; and a block's threads with results, at least. Up to
 # so many rows of a run: threads, batches of a slab, rows on their way at least, and blocks of a multiprocessor.
@@ -190,9 +195,33 @@ def _is_swept(task: Task, down: int, across: int, columns: int, inner: int, open
     return is_plain and is_many and fits and inner == 1 and columns >= each
 
 
+def _group(taps: int) -> int:
+    """Rows of a group of windows of `taps` rows, which hold at least two."""
+    return 32 if taps > 64 else 16 if taps > 32 else 8
+
+
 def _ring_bytes(taps: int) -> int:
     """Of shared memory, for windows down the columns of a block of sweeps.cuh."""
-    return ((taps - 1) // SWEEP_ROWS - 1) * SWEEP_THREADS * SWEEP_PIECE
+    return ((taps - 1) // _group(taps) - 1) * SWEEP_THREADS * SWEEP_PIECE
+
+
+def _both_bytes(taps: int, itemsize: int) -> int:
+    """Of shared memory, for windows along both axes of a block of sweeps.cuh."""
+    prefixes = BOTH_ROWS * 16 * (BOTH_THREADS * BOTH_PIECE // itemsize // 32 + 1) * max(4, 2 * itemsize)
+    return BOTH_HELD * BOTH_PITCH + prefixes + ((taps - 1) // BOTH_ROWS - 1) * BOTH_THREADS * BOTH_PIECE
+
+
+def _is_both(task: BoxTask, itemsize: int) -> bool:
+    """Whether a block of sweeps.cuh takes both axes at once: if it has enough results of a tile, and if columns beyond an
+    edge are those of the block."""
+    columns = BOTH_THREADS * BOTH_PIECE // itemsize
+    beyond = 2 * task.first_x + task.taps_x - 1  # 0: as many columns to the left as to the right
+    is_near = task.mode_x == MODES.index("valid") or (task.mode_x != MODES.index("wrap") and beyond in (-1, 0))
+    shared_bytes = _both_bytes(task.taps_y, itemsize) + 1024
+    return (
+        is_near and task.taps_y > 2 * BOTH_ROWS and columns // 32 < task.taps_x <= columns * BOTH_MOST[itemsize]
+        and shared_bytes <= shared_bytes_a_multiprocessor()
+    )  # fmt: skip
 
 
 def _can_open(task: Task) -> bool:
@@ -423,7 +452,7 @@ def _launch_sweeps(task: BoxTask, types: str, itemsize: int, stream: Any, argume
         for taps, mode in ((task.taps_y, task.mode_y), (task.taps_x, task.mode_x))
     )
     is_direct = task.taps_x > 1 or not (task.subtracts or task.out_pitch % each or target.data.ptr % VECTOR)
-    if KNOB["both"] and _can_both(task, itemsize):
+    if _is_both(task, itemsize):
         names = ["both"] * (1 + opens)
     else:
         names = ["along", "down"] * opens + ["down"] + ["along"] * (task.taps_x > 1) + ["box"] * (not is_direct)
@@ -444,20 +473,20 @@ def _launch_sweeps(task: BoxTask, types: str, itemsize: int, stream: Any, argume
             pitch % each == plane % each == array.data.ptr % VECTOR == 0
             for pitch, plane, array in (
                 (step.in_pitch, step.in_plane, source), (step.out_pitch, step.out_plane, to),
+                (step.image_pitch, step.image_plane, image),
             )
         ]  # fmt: skip
         sample = f"{c_type}, {(least == 'true') != is_first}".lower()
         if name == "down":
             _launch_down(step, sample, aligned[0], stream, (source, to, step, cval))
         elif name == "both":
-            aligned = all(aligned) and step.image_pitch % each == step.image_plane % each == image.data.ptr % VECTOR == 0
-            aligned = aligned and step.columns % each == columns % each == 0
-            _launch_both(step, sample, itemsize, aligned, stream, (source, to, image, step, cval))
+            is_whole = all(aligned) and step.columns % each == columns % each == 0
+            _launch_both(step, sample, itemsize, is_whole, stream, (source, to, image, step, cval))
         elif name == "along":
-            _launch_along(step, sample, each, all(aligned), stream, (source, to, image, step, cval))
+            _launch_along(step, sample, each, all(aligned[:2]), stream, (source, to, image, step, cval))
         else:
             step.taps_y, step.first_y = 1, 0
-            step.aligned_in, step.aligned_out = aligned
+            step.aligned_in, step.aligned_out, _ = aligned
             _launch_box(step, types, itemsize, stream, (source, to, image, step, *arguments[4:]))
         source = to
         before = BoxTask.from_buffer_copy(step)
@@ -465,45 +494,29 @@ def _launch_sweeps(task: BoxTask, types: str, itemsize: int, stream: Any, argume
     return made
 
 
-KNOB = dict(held=8, G=16, words=2, bands=0, both=1, bw=2, buffers=2, blocks=1, g=16)
-
-
-def _can_both(task, itemsize):
-    columns = 2048 // itemsize
-    return columns // 32 < task.taps_x <= columns - columns // 4 and (
-        task.mode_x == MODES.index("valid")
-        or (task.mode_x != MODES.index("wrap") and -1 <= 2 * task.first_x + task.taps_x - 1 <= 0)
-    )
+def _launch_down(task: BoxTask, types: str, aligned: bool, stream: Any, arguments: Any) -> None:
+    task.tiles = -(-task.columns * arguments[0].itemsize // ((SWEEP_THREADS - (not aligned)) * SWEEP_PIECE))
+    group, shared_bytes = _group(task.taps_y), _ring_bytes(task.taps_y)
+    held = min(shared_bytes_a_multiprocessor() // (shared_bytes + 1024), SWEEP_MOST)
+    task.band = _band(task.tiles * task.planes, task.out_rows, task.taps_y, multiprocessors() * held)
+    task.bands = -(-task.out_rows // task.band)
+    kernel("rank", f"extreme_down<{types}, {aligned}, {(task.taps_y - 1) % group}, {group}>".lower()).launch(
+        (task.tiles * task.bands * task.planes,), (SWEEP_THREADS,), arguments,
+        shared_bytes=shared_bytes, stream=stream,
+    )  # fmt: skip
 
 
 def _launch_both(task: BoxTask, types: str, itemsize: int, aligned: bool, stream: Any, arguments: Any) -> None:
-    each, columns = VECTOR // itemsize, 2048 // itemsize
-    c = columns // 32
-    if not aligned:
-        columns -= columns // 32
-    task.tile = (columns - (task.taps_x - 1) - task.first_x % (max(4 * KNOB['bw'] // itemsize, 1))) // each * each
+    each, past = VECTOR // itemsize, task.first_x % (BOTH_PIECE // itemsize)
+    columns = BOTH_THREADS // SWEEP_THREADS * (SWEEP_THREADS - (not aligned)) * BOTH_PIECE // itemsize
+    task.tile = (columns - (task.taps_x - 1) - past) // each * each
     task.tiles = -(-task.out_columns // task.tile)
-    shared_bytes = KNOB['buffers'] * KNOB['g'] * 160 * 16 + KNOB['g'] * 16 * (c + 1) * max(4, 2 * itemsize) + ((task.taps_y - 1) // KNOB['g'] - 1) * 256 * 8
-    task.band = _band(task.tiles * task.planes, task.out_rows, task.taps_y, multiprocessors() * KNOB['blocks'])
-    if KNOB["bands"]:
-        task.band = -(-task.out_rows // KNOB["bands"])
+    task.band = _band(task.tiles * task.planes, task.out_rows, task.taps_y, multiprocessors())
     task.bands = -(-task.out_rows // task.band)
-    kernel("rank", f"extreme_both<{types}, {aligned}, {task.taps_y}, {task.taps_x}, {task.first_x % (max(4 * KNOB['bw'] // itemsize, 1))}, {KNOB['buffers']}, {KNOB['blocks']}, {KNOB['bw']}, {KNOB['g']}>".lower()).launch(
-        (task.tiles * task.bands * task.planes,), (512 // KNOB['bw'],), arguments, shared_bytes=shared_bytes, stream=stream
-    )
-
-
-def _launch_down(task: BoxTask, types: str, aligned: bool, stream: Any, arguments: Any) -> None:
-    G, words = KNOB["G"], KNOB["words"]
-    task.tiles = -(-task.columns * arguments[0].itemsize // ((SWEEP_THREADS - (not aligned)) * 4 * words))
-    shared_bytes = ((task.taps_y - 1) // G - 1) * SWEEP_THREADS * 4 * words
-    held = min(shared_bytes_a_multiprocessor() // (shared_bytes + 1024), KNOB["held"])
-    task.bands = KNOB["bands"] or max(1, multiprocessors() * held // (task.tiles * task.planes))
-    task.band = -(-task.out_rows // task.bands)
-    task.bands = -(-task.out_rows // task.band)
-    kernel("rank", f"extreme_down<{types}, {aligned}, {task.taps_y}, {G}, {words}>".lower()).launch(
-        (task.tiles * task.bands * task.planes,), (SWEEP_THREADS,), arguments,
-        shared_bytes=shared_bytes, stream=stream,
+    constants = aligned, (task.taps_y - 1) % BOTH_ROWS, task.taps_x, past
+    kernel("rank", f"extreme_both<{types}, {', '.join(map(str, constants))}>".lower()).launch(
+        (task.tiles * task.bands * task.planes,), (BOTH_THREADS,), arguments,
+        shared_bytes=_both_bytes(task.taps_y, itemsize), stream=stream,
     )  # fmt: skip
 
 

@@ -65,14 +65,14 @@ __device__ inline Piece<Sample, WORDS> chosen(const Piece<Sample, WORDS>& a, con
     return found;
 }
 
-template <typename P, bool IS_LAST, typename Sample>
-__device__ inline P loaded_piece(const Sample* at) {
+template <typename P, typename Sample>
+__device__ inline P loaded_piece(const Sample* at, bool is_last) {
     if constexpr (P::WORDS == 1) {
         const unsigned* from = reinterpret_cast<const unsigned*>(at);
-        return {{IS_LAST ? __ldcs(from) : __ldg(from)}};
+        return {{is_last ? __ldcs(from) : __ldg(from)}};
     } else {
         const uint2* from = reinterpret_cast<const uint2*>(at);
-        const uint2 both = IS_LAST ? __ldcs(from) : __ldg(from);
+        const uint2 both = is_last ? __ldcs(from) : __ldg(from);
         return {{both.x, both.y}};
     }
 }
@@ -111,33 +111,29 @@ __device__ inline void go_down(
         const int first = in_y + n * on, last = first + (G - 1) * on;
         return min(first, last) >= 0 && max(first, last) < whole;
     };
-    const auto fetch = [&](P (&to)[G], int n, auto is_last) {
+    const auto fetch = [&](P (&to)[G], int n, bool is_last) {
         if (is_safe(n)) {
-            const Sample* at = row_at(n);
+            const Sample* const first = row_at(n);
 #pragma unroll
             for (int d = 0; d < G; ++d) {
-                const Sample* const from = at + static_cast<long long>(step) * d;
-                to[d] = loaded_piece<P, decltype(is_last)::value != 0>(from - (ALIGNED ? 0 : past_of(from, sizeof(P))));
+                const Sample* const at = first + static_cast<long long>(step) * d;
+                to[d] = loaded_piece<P>(at - (ALIGNED ? 0 : past_of(at, sizeof(P))), is_last);
             }
             return;
         }
+        // Each lane finds one row: as each thread by itself, this took three times as long as all else.
+        const int own = index_beyond(in_y + min(n + static_cast<int>(threadIdx.x) % 32, total - 1) * on, task.rows, task.mode_y);
 #pragma unroll
         for (int d = 0; d < G; ++d) {
-            const int y = index_beyond(in_y + min(n + d, total - 1) * on, task.rows, task.mode_y);
-            const Sample* line = in + y * static_cast<long long>(task.in_pitch);
-            if (y < 0) {
+            const int y = __shfl_sync(~0u, own, d);
+            const Sample* const line = in + y * static_cast<long long>(task.in_pitch);
+            if (ALIGNED && y >= 0) to[d] = loaded_piece<P>(line + column, false);
 #pragma unroll
-                for (int k = 0; k < WORDS; ++k) to[d].word[k] = filled(cval);
-            } else if (ALIGNED) {
-                to[d] = loaded_piece<P, false>(line + column);
-            } else {
-#pragma unroll
-                for (int k = 0; k < WORDS; ++k) {
-                    to[d].word[k] = 0;
-                    for (int i = SAMPLES_A_WORD<Sample> - 1; i >= 0; --i) {
-                        if constexpr (SAMPLES_A_WORD<Sample> > 1) to[d].word[k] <<= 8 * sizeof(Sample);
-                        to[d].word[k] |= bits_of(line[min(x + k * SAMPLES_A_WORD<Sample> + i, task.columns - 1)]);
-                    }
+            for (int k = 0; k < WORDS && (!ALIGNED || y < 0); ++k) {
+                to[d].word[k] = y < 0 ? filled(cval) : 0;
+                for (int i = SAMPLES_A_WORD<Sample> - 1; i >= 0 && y >= 0; --i) {
+                    if constexpr (SAMPLES_A_WORD<Sample> > 1) to[d].word[k] <<= 8 * sizeof(Sample);
+                    to[d].word[k] |= bits_of(line[min(x + k * SAMPLES_A_WORD<Sample> + i, task.columns - 1)]);
                 }
             }
         }
@@ -154,7 +150,7 @@ __device__ inline void go_down(
     for (int k = 0; k < WORDS; ++k) none.word[k] = loser<Sample, LEAST>();
     P coming[G], going[G], tail = none;
     int slot = 0;
-    fetch(coming, REST, Number<0>());
+    fetch(coming, REST, false);
 #pragma unroll 1
     for (int n = REST, r = -groups * G; n < total; n += G, r += G) {
         settle(coming, n);
@@ -189,8 +185,8 @@ __device__ inline void go_down(
             for (int d = 0; d < G; ++d) prefix = chosen<LEAST>(prefix, coming[d]);
         }
         if (n + G < total) {
-            fetch(coming, n + G, Number<0>());
-            if (r >= -G) fetch(going, r + G, Number<1>());
+            fetch(coming, n + G, false);
+            if (r >= -G) fetch(going, r + G, true);
         }
         ring[slot * stride] = chosen<LEAST>(tail, prefix), tail = last;
         if (++slot == groups - 1) slot = 0;
@@ -199,8 +195,8 @@ __device__ inline void go_down(
 }
 
 // Of integers; and of floats whose NaN spread, without nodata. Rows of the output begin at vectors of 16 bytes, and end there.
-template <typename Sample, bool LEAST, bool ALIGNED, int REST, int G, int WORDS>
-__global__ void __launch_bounds__(SWEEP_THREADS, WORDS * G >= 64 || sizeof(Sample) == 1 ? 8 : WORDS * G >= 32 ? 12 : 16) extreme_down(
+template <typename Sample, bool LEAST, bool ALIGNED, int REST, int G, int WORDS = 1>
+__global__ void __launch_bounds__(SWEEP_THREADS, 12) extreme_down(
     const Sample* __restrict__ in, Sample* __restrict__ out, const __grid_constant__ BoxTask task, Sample cval) {
     using P = Piece<Sample, WORDS>;
     constexpr int USED = ALIGNED ? SWEEP_THREADS : SWEEP_THREADS - 1;
@@ -256,7 +252,7 @@ struct Folds {
 };
 
 // Rows of the input, the output and the image begin at whole vectors. Columns from which results come lie at most a window's half beyond an edge.
-template <typename Sample, bool LEAST, bool ALIGNED, int REST_Y, int TAPS_X, int PAST, int BUFFERS, int BLOCKS, int W, int G>
+template <typename Sample, bool LEAST, bool ALIGNED, int REST_Y, int TAPS_X, int PAST, int W = 2, int BUFFERS = 2, int BLOCKS = 1, int G = 16>
 __global__ void __launch_bounds__(512 / W, BLOCKS) extreme_both(
     const Sample* __restrict__ in, Sample* __restrict__ out, const Sample* __restrict__ image, const __grid_constant__ BoxTask task,
     Sample cval) {
@@ -302,8 +298,8 @@ __global__ void __launch_bounds__(512 / W, BLOCKS) extreme_both(
             if (warp >= G / 2 || first >= rows) return;
             if (is_edge) {
                 const auto place = [&](int at) { return at + at / C * N; };
-                const int before = max(-base, 0), after = max(task.columns - base, 0), end = min(after + REACH, COLUMNS);
-                for (int i = lane; i < before + end - after; i += 32) {
+                const int before = max(-base, 0), after = max(task.columns - base, 0);
+                for (int i = lane; i < before + max(min(REACH, COLUMNS - after), 0); i += 32) {
                     const int at = i < before ? i : i - before + after, from = folds.at(base + at, task.columns, task.mode_x);
                     Sample* const samples = reinterpret_cast<Sample*>(line);
                     const int to = place(at), source = place(max(0, min(from - base, COLUMNS - 1)));
