@@ -154,6 +154,22 @@ def test_a_gpu_opens_windows_of_15_to_51_pixels_with_one_kernel() -> None:
         same_bits(out.get(), ours.white_tophat(image, size), str(size))
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "int16", "float32"])
+def test_a_gpu_filters_large_windows_with_one_kernel(dtype: str) -> None:
+    """Several tiles and bands, rows that begin anywhere, and columns beyond the edges that no window has otherwise."""
+    import cupy
+
+    cval = -1e30 if dtype == "float32" else np.iinfo(dtype).min
+    for columns in (4352, 4357):
+        image = samples_of((307, columns), dtype)
+        given, out = cupy.asarray(image), cupy.empty(image.shape, image.dtype)
+        for size, mode in ((75, "constant"), ((66, 98), "mirror")):
+            launches = observe(lambda size=size, mode=mode: ours.grey_erosion(given, size, mode=mode, cval=cval, out=out))
+            assert [launch.kernel.expression.partition("<")[0] for launch in launches] == ["extreme_both"], size
+            same_bits(out.get(), ours.grey_erosion(image, size, mode=mode, cval=cval), f"{columns} {size}")
+
+
 @pytest.mark.sanitize("morphology", "rank")
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "int16", "float32", "float64"])

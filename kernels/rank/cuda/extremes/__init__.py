@@ -38,11 +38,15 @@ ENTRIES += tuple(
     for entry in (
         *(f"extreme_along<{sample}, {least}, {aligned}>" for aligned in ("true", "false")),
         *(f"extreme_down<{sample}, {least}, {aligned}, 4, 32>" for aligned in ("true", "false")),
-        # One of many windows.
-        *(f"extreme_both<{sample}, {least}, {aligned}, 4, 101, 0>" for aligned in ("true", "false")),
         # Of openings, one of many windows.
         *(f"extreme_slabs<{sample}, {least}, {kind}, 15, 7, 128, 4, 14, 4>" for kind in ("false, true", "true, false")),
     )
+)
+# One of many windows.
+ENTRIES += tuple(
+    f"extreme_both<{C_TYPES[name]}, true, {aligned}, 4, 101, 2>"
+    for name in ("uint8", "uint16", "int16", "float32")
+    for aligned in ("true", "false")
 )
 ROW_THREADS, ROW_WORDS = 256, 16  # of words.cuh
 BOX_THREADS = 256  # of box.cuh
