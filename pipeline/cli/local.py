@@ -278,7 +278,7 @@ def _planned(spec: JobSpec, device: PlannedDevice, options: RunOptions) -> Plann
     from pipeline.engine.run import plan_job
 
     def shortage(memory: str) -> float | None:
-        """By how many times as much it is too little."""
+        """The factor by which the memory must grow."""
         try:
             plan_job(spec, device, replace(options, memory_bytes=parse_bytes(memory))).output.discard()
         except MemoryTooSmall as error:

@@ -77,5 +77,5 @@ def refuse_same_file(spec: JobSpec) -> None:
 
 
 def _is_same(one: Path, other: Path) -> bool:
-    # An input that cannot be looked at is named by whoever opens it.
+    # If the input cannot be examined, opening it reports that.
     return one == other or (os.path.exists(one) and other.exists() and one.samefile(other))  # noqa: PTH110

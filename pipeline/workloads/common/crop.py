@@ -151,7 +151,7 @@ class _Picked(ImageReader):
 
 
 def _parsed(text: str) -> dict[str, IndexRange]:
-    """By axis letter; ValueError if it is not of that form."""
+    """The parts by axis letter. ValueError for text of another form."""
     ranges: dict[str, IndexRange] = {}
     for part in text.split(",") if text.strip() else ():
         found = _ALONG.fullmatch(part)

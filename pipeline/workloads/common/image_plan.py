@@ -155,6 +155,11 @@ def grown(region: Region, halo: Sequence[tuple[int, int]]) -> Region:
     )
 
 
+def within(region: Region, whole: Region) -> tuple[slice, ...]:
+    """A region in an array of another that holds it."""
+    return tuple(slice(a - c, b - c) for a, b, c in zip(region.start, region.stop, whole.start, strict=True))
+
+
 def remarks(axes: Sequence[int], header: ImageHeader, output: Path) -> dict[str, str]:
     """For the plan and the receipt: which axes are filtered, and what the output does not state of what is known."""
     lost = images.not_kept(header, output)

@@ -107,6 +107,8 @@ def _call(number: int, text: str, shared: ChainParameters) -> tuple[ImageOperato
                 each for each in operator.Parameters.model_fields if each not in OperatorParameters.model_fields
             )
             raise ParameterError(f"{where}: {name} has no parameter {key}; it has {own}")
+        if key in given:
+            raise ParameterError(f"{where}: {key} is given twice: give it once")
         given[key] = value
     try:
         return operator, operator.Parameters(mode=shared.mode, cval=shared.cval, **given)

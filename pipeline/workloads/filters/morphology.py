@@ -19,8 +19,8 @@ from pipeline.workloads.filters.window import (
     NoData,
     Radius,
     Size,
+    borders,
     is_symmetric,
-    modes,
     refused,
     sides_of,
     window,
@@ -65,7 +65,7 @@ def _apply(
     """The operation on a block with its halo; each filter takes its part of that away."""
     assert axes is not None
     options: dict[str, Any] = {"axes": axes, "nan_policy": nan_policy, "nodata": nodata, "stream": stream}
-    options |= {"mode": modes(block, out, axes), "workers": 1}
+    options |= {**borders(block, out, axes, edges), "workers": 1}
     filters = _FILTERS[operation]
     try:
         options |= window(size, footprint, radius, len(axes))
@@ -76,7 +76,7 @@ def _apply(
         taken = Difference(image=kept if "hat" in operation else None, reverse=operation == "bottomhat")
         is_one_step = _is_one_step(block, edges, axes, options)
         if is_one_step and not isinstance(block, np.ndarray):
-            # What lies beyond rows that are as long as the block's is any.
+            # Beyond rows that are as long as the block's, any mode will do.
             whole = {**options, "mode": ["reflect" if mode == "nearest" else mode for mode in options["mode"]]}
             if filters[1](block, out=out, difference=replace(taken, opens=True), **whole) is not None:
                 return
@@ -100,7 +100,10 @@ def _is_one_step(block: Any, edges: Any, axes: Sequence[Any], options: Mapping[s
     if "size" not in options:
         return False
     is_inside = all(
-        edges.first[axis] >= 0 and edges.first[axis] + block.shape[axis] <= edges.shape[axis] for axis in axes
+        edges.first[axis] >= 0
+        and edges.first[axis] + block.shape[axis] <= edges.shape[axis]
+        and (mode == "valid" or not edges.spans(block, axis))
+        for axis, mode in zip(axes, options["mode"], strict=True)
     )
     return is_inside or (edges.mode in SYMMETRIC and all(size % 2 == 1 for size in options["size"]))
 
@@ -109,7 +112,7 @@ def _of(operation: str, summary: str) -> Any:
     return image_operator(
         _apply, name=operation, given={"operation": operation}, summary=summary, tolerance=0,
         halo=partial(_halo, operation=operation), computes_in=computed_in, keeps_range="hat" not in operation,
-        symmetric=is_symmetric, keeps_rows=True, work_floats=len(_FILTERS[operation]) - 1,
+        symmetric=is_symmetric, keeps_rows=True, extends=True, work_floats=len(_FILTERS[operation]) - 1,
     )  # fmt: skip
 
 

@@ -19,8 +19,9 @@ from pipeline.errors import OutputError, ParameterError
 from pipeline.formats import image as images
 from pipeline.formats.image.base import ImageHeader, Region
 from pipeline.storage.partial import Callback, Opening, no_callback
+from pipeline.workloads.common.crop import CroppedReader
 from pipeline.workloads.common.halo import pack_with_borders, read_with_borders
-from pipeline.workloads.common.image_plan import grown, plan_image, remarks
+from pipeline.workloads.common.image_plan import grown, plan_image, remarks, within
 from pipeline.workloads.common.samples import copy_rows, module_of
 from pipeline.workloads.operator.audit import RecomputedAudit, ReferenceAudit
 from pipeline.workloads.operator.edges import Edges
@@ -28,6 +29,8 @@ from pipeline.workloads.operator.parameters import OperatorParameters
 from pipeline.workloads.operator.step import Definition, Step
 from pipeline.workloads.paths import refuse_same_file
 from pipeline.workloads.protocol import ArraySpec, Budget, Chunk, JobSpec, JobSummary, Plan, Sink
+
+Reach = list[tuple[int, int]]  # samples before and after along each axis
 
 VECTOR_BYTES = 16  # to which rows of a chain's blocks are rounded: kernels load as many at once
 
@@ -55,6 +58,7 @@ class OperatorJob:
         """
         self.spec, self.definition, self._parameters, self._kept = spec, definition, parameters, kept
         self._kept_sink: Sink | None = None
+        self._known_halos: dict[tuple[bool, ...], list[Reach]] = {}
         images.format_for_output(spec.output, parameters.storage)
         self._reader = images.open_image(spec.input)
         try:
@@ -100,20 +104,14 @@ class OperatorJob:
         return work / (first + last)
 
     def plan(self, budget: Budget) -> Plan:
-        header = self.header
-        whole = {axis for axis in self.axes if header.axes[axis] in "CS"}
-        if self._parameters.mode == "wrap" and any(step.is_anchored for step in self._steps[:-1]):
-            # What depends on absolute positions does not go on beyond the edge as it is on the other side.
-            whole |= set(self.axes)
         if self._kept is not None:
             share = 1 - self._kept_header.nbytes / self.summary.nbytes
             budget = replace(
                 budget, budget_bytes=int(budget.budget_bytes * share), target_bytes=int(budget.target_bytes * share)
             )
-        # A function has no border mode of its own: it finds the borders in its halo, however the image is cut.
         plan = plan_image(
-            self._reader, self.spec, budget, self._halos[0], header=header, whole=whole, pads_uncut=True,
-            storage=self._parameters.storage, also=self._written()[1:],
+            self._reader, self.spec, budget, self._reach, header=self.header, whole=self._whole,
+            pads_uncut=not self._extends, storage=self._parameters.storage, also=self._written()[1:],
         )  # fmt: skip
         if self._kept is not None:
             dtype = self._kept_header.dtype
@@ -137,14 +135,14 @@ class OperatorJob:
         return _Both(made[0], made[1])
 
     def read(self, chunk: Chunk, inputs: Sequence[NDArray[Any]]) -> None:
-        self._read(chunk.region, inputs[0])
+        self._read(self._held(chunk.region), inputs[0])
 
     @property
     def packs(self) -> bool:
         return self._reader.packs
 
     def read_packed(self, chunk: Chunk, memory: NDArray[np.uint8]) -> PackedBlocks | None:
-        asked, region = self._parameters, grown(chunk.region, self._halos[0])
+        asked, region = self._parameters, self._held(chunk.region)
         return pack_with_borders(self._reader, region, asked.mode, asked.cval, memory)
 
     def compute(self, chunk: Chunk, inputs: Sequence[Any], outputs: Sequence[Any], stream: Any) -> None:
@@ -167,11 +165,25 @@ class OperatorJob:
 
     # For the audit
 
+    def around(self, region: Region) -> Region:
+        """The region, or the whole image along axes that are never cut, or shorter than the region with its halo."""
+        held = grown(region, self._reach).shape
+        whole = [
+            axis in self._whole or (self._extends and n >= length)
+            for axis, (n, length) in enumerate(zip(held, self.header.shape, strict=True))
+        ]
+        return Region(
+            tuple(0 if each else start for each, start in zip(whole, region.start, strict=True)),
+            tuple(n if each else stop for each, stop, n in zip(whole, region.stop, self.header.shape, strict=True)),
+        )
+
     def samples(self, region: Region) -> NDArray[Any]:
-        """The input of a region, with its halo."""
-        samples = np.empty(grown(region, self._halos[0]).shape, self._reader.header.dtype)
-        self._read(region, samples)
-        return samples
+        """The input of a region, with what its computation looks at."""
+        return self._read_new(self._held(region))
+
+    def windows(self, region: Region) -> NDArray[Any]:
+        """The input of a region, with its halo along all axes."""
+        return self._read_new(grown(region, self._reach))
 
     def computed(self, samples: Any, region: Region) -> Any:
         """The result for a region, of its input with halo, on the device where that is."""
@@ -181,7 +193,7 @@ class OperatorJob:
 
     @property
     def tolerance(self) -> float | None:
-        """Of the audit, as declared."""
+        """The audit's tolerance, as declared."""
         declared = self.definition.tolerance
         if not callable(declared):
             return declared
@@ -206,23 +218,57 @@ class OperatorJob:
         assert self._kept is not None
         return self._steps[self._kept[0]].header
 
-    def _read(self, region: Region, out: NDArray[Any]) -> None:
-        asked = self._parameters
-        read_with_borders(self._reader, grown(region, self._halos[0]), asked.mode, asked.cval, out)
+    def _read(self, held: Region, out: NDArray[Any]) -> None:
+        read_with_borders(self._reader, held, self._parameters.mode, self._parameters.cval, out)
+
+    def _read_new(self, held: Region) -> NDArray[Any]:
+        samples = np.empty(held.shape, self._reader.header.dtype)
+        self._read(held, samples)
+        return samples
 
     # Steps
 
     @cached_property
-    def _halos(self) -> list[list[tuple[int, int]]]:
-        """Of each step, what it and all after it look at, and at last nothing. Of several steps as much before as
-        after, since beyond an edge a mirror shows the samples on this side of it."""
-        halos = [[(0, 0)] * len(self.header.shape)]
-        for step in reversed(self._steps):
-            own = step.halo if len(self._steps) == 1 else [(max(sides),) * 2 for sides in step.halo]
-            halos.insert(0, [(a + c, b + d) for (a, b), (c, d) in zip(own, halos[0], strict=True)])
-        if len(self._steps) > 1:
-            halos[0][self._row] = (-(-halos[0][self._row][0] // self._vector) * self._vector,) * 2
-        return halos
+    def _whole(self) -> set[int]:
+        """The axes that are never cut."""
+        if self._parameters.mode == "wrap" and any(step.is_anchored for step in self._steps[:-1]):
+            # What depends on absolute positions does not go on beyond the edge as it is on the other side.
+            return set(self.axes)
+        return {axis for axis in self.axes if self.header.axes[axis] in "CS"}
+
+    @cached_property
+    def _extends(self) -> bool:
+        """Whether blocks have no halo along axes that they span: the functions apply the border mode themselves. A part
+        of an image always has one, since the image goes on around it."""
+        return all(step.definition.extends for step in self._steps) and not isinstance(self._reader, CroppedReader)
+
+    def _spanned(self, region: Region) -> tuple[bool, ...]:
+        """Along which axes a region's block is the whole image, without a halo."""
+        ends = zip(region.start, region.stop, self.header.shape, strict=True)
+        return tuple(self._extends and start == 0 and stop == length for start, stop, length in ends)
+
+    def _halos(self, spanned: tuple[bool, ...]) -> list[Reach]:
+        """For each step, what it and later steps look at; zeros at the end. Chains look as far before as after, since
+        beyond an edge a mirror shows the samples on this side of it."""
+        if spanned not in self._known_halos:
+            halos = [[(0, 0)] * len(spanned)]
+            for step in reversed(self._steps):
+                own = step.halo if len(self._steps) == 1 else [(max(sides),) * 2 for sides in step.halo]
+                own = _without(own, spanned)
+                halos.insert(0, [(a + c, b + d) for (a, b), (c, d) in zip(own, halos[0], strict=True)])
+            if len(self._steps) > 1:
+                halos[0][self._row] = (-(-halos[0][self._row][0] // self._vector) * self._vector,) * 2
+            self._known_halos[spanned] = halos
+        return self._known_halos[spanned]
+
+    @property
+    def _reach(self) -> Reach:
+        """What all steps look at, along every axis."""
+        return self._halos((False,) * len(self.header.shape))[0]
+
+    def _held(self, region: Region) -> Region:
+        """The region with its halo."""
+        return grown(region, self._halos(self._spanned(region))[0])
 
     @cached_property
     def _row(self) -> int:
@@ -238,32 +284,34 @@ class OperatorJob:
     def _apply(self, samples: Any, region: Region, outputs: Sequence[Any], stream: Any) -> None:
         """Fill the outputs from a region's input with its halo, step by step."""
         xp, asked = module_of(samples), self._parameters
-        held = grown(region, self._halos[0])  # what `samples` covers
-        keeps_rows = len(self._steps) > 1 and self._steps[0].keeps_rows
+        spanned, halos = self._spanned(region), self._halos(self._spanned(region))
+        held = grown(region, halos[0])  # what `samples` covers
+        keeps_rows = len(self._steps) > 1 and self._steps[0].keeps_rows and not spanned[self._row]
         if keeps_rows and xp is not np:
             samples, held = self._padded(samples, held)
         if asked.mode == "wrap" and held.start[self._row] <= 0 and held.stop[self._row] >= self.header.shape[self._row]:
             keeps_rows = False  # beyond the edges would be put what rows of full length lack
         for index, step in enumerate(self._steps):
-            wanted = grown(region, self._halos[index + 1])
-            looked_at = grown(wanted, step.halo)
+            wanted = grown(region, halos[index + 1])
+            looked_at = grown(wanted, _without(step.halo, spanned))
             keeps_rows = keeps_rows and step.keeps_rows
             if keeps_rows:
                 wanted, looked_at = (_with_rows(each, held, self._row) for each in (wanted, looked_at))
             is_last = index == len(self._steps) - 1
             is_whole = is_last and not keeps_rows
             out = outputs[0] if is_whole else xp.empty(wanted.shape, step.header.dtype)
-            block = xp.ascontiguousarray(samples[_within(looked_at, held)])
+            block = xp.ascontiguousarray(samples[within(looked_at, held)])
             step.apply(step.definition.function, block, wanted, out, stream)
             if is_last and keeps_rows:
-                copy_rows(out, _within(region, wanted), outputs[0])
+                copy_rows(out, within(region, wanted), outputs[0])
             if not is_last:
-                halo, shape = self._halos[index + 1], self.header.shape
-                edges = Edges(first=wanted.start, halo=halo, shape=shape, mode=asked.mode, cval=asked.cval)
+                edges = Edges(
+                    first=wanted.start, halo=halos[index + 1], shape=self.header.shape, mode=asked.mode, cval=asked.cval
+                )
                 if asked.mode not in SYMMETRIC or not step.is_symmetric:
                     edges.extend(out, range(out.ndim))
                 if self._kept is not None and index == self._kept[0] and len(outputs) > 1:
-                    outputs[1][...] = out[_within(region, wanted)]
+                    outputs[1][...] = out[within(region, wanted)]
             samples, held = out, wanted
 
     def _padded(self, samples: Any, held: Region) -> tuple[Any, Region]:
@@ -274,8 +322,12 @@ class OperatorJob:
             return samples, held
         longer = grown(held, [(0, beyond if axis == self._row else 0) for axis in range(samples.ndim)])
         padded = module_of(samples).zeros(longer.shape, samples.dtype)
-        padded[_within(held, longer)] = samples
+        padded[within(held, longer)] = samples
         return padded, longer
+
+
+def _without(halo: Reach, spanned: tuple[bool, ...]) -> Reach:
+    return [(0, 0) if each else sides for each, sides in zip(spanned, halo, strict=True)]
 
 
 def _with_rows(region: Region, of: Region, axis: int) -> Region:
@@ -284,10 +336,6 @@ def _with_rows(region: Region, of: Region, axis: int) -> Region:
         (*region.start[:axis], of.start[axis], *region.start[axis + 1 :]),
         (*region.stop[:axis], of.stop[axis], *region.stop[axis + 1 :]),
     )
-
-
-def _within(region: Region, whole: Region) -> tuple[slice, ...]:
-    return tuple(slice(a - c, b - c) for a, b, c in zip(region.start, region.stop, whole.start, strict=True))
 
 
 class _Both:

@@ -47,6 +47,7 @@ class Definition:
     anchored: bool | Callable[[Any], bool] = False
     symmetric: bool | Callable[[Any], bool] = False
     keeps_rows: bool = False
+    extends: bool = False
     work_floats: float | Callable[[Any], float] = 0
     missing_as_nan: bool | Callable[[Any], bool] = False
     remarks: Callable[..., Mapping[str, str]] | None = None

@@ -158,12 +158,16 @@ def test_the_kept_result_never_replaces_the_input(tmp_path: Any) -> None:
         ({"step": ["median size=0"]}, "--step 1, 'median size=0': size: .*greater than or equal to 1"),
         ({"step": ["gaussian sigma=1 order=4"]}, "--step 1, .*: order: .*less than or equal to 3"),
         ({"step": ["median", "gaussian sigma=1 order=1,1,1"]}, "--step 2, gaussian: --order has 3 values: give 1 or 2"),
+        ({"step": ["median size=3 size=5"]}, "--step 1, .*: size is given twice"),
         ({"step": ["median 3"]}, "'3' must be PARAMETER=VALUE, such as size=3"),
         ({"step": ["median mode=wrap"]}, "mode is the same for all steps: give --mode"),
         ({"step": ["median 'size=3"]}, "--step 1, .*: No closing quotation"),
         ({"step": ["median", "open size=3,3,3"]}, "--step 2, open: --size has 3 values: give 1 or 2"),
         ({"step": ["median", "open"], "keep": 2}, "--keep 2: name a step before the last"),
-        ({"step": ["median size=2001", "open size=2001"]}, "--memory is too small for one chunk of .* with its halo"),
+        (
+            {"step": ["ahead", "median size=2001", "open size=2001"]},
+            "--memory is too small for one chunk of .* with its halo",
+        ),
     ],
     ids=lambda each: "" if isinstance(each, dict) else each[:20],
 )
