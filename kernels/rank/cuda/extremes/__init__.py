@@ -65,8 +65,8 @@ VECTOR = 16  # bytes
 MOST = ((160 << 10, 64, 1040), (0, 24, 520))
 ENOUGH_THREADS = 384  # of a multiprocessor
 NARROW_BYTES = 128  # of the samples inside an axis: below this, a warp's columns are no whole lines of memory
-# Of sweeps.cuh: bytes of a row for each thread and blocks of a multiprocessor, at most, down columns; whole threads of a
-# span and of a ring, and bytes of a tile, along rows.
+# Of sweeps.cuh: bytes of a row for each thread and blocks of a multiprocessor, at most, down columns; whole threads of
+# a span and of a ring, and bytes of a tile, along rows.
 SWEEP_THREADS, SWEEP_PIECE, SWEEP_MOST, SWEEP_SPAN, SWEEP_PREFIXES, SWEEP_BYTES = 32, 4, 8, 64, 64, 4096
 # Both axes at once: rows of a group, and of what a block holds, threads, bytes of each, and of a row with its gaps.
 BOTH_ROWS, BOTH_HELD, BOTH_THREADS, BOTH_PIECE, BOTH_PITCH = 16, 32, 256, 8, 2560
@@ -193,9 +193,7 @@ def _is_swept(task: Task, down: int, across: int, columns: int, inner: int, open
     is_plain = task.dtype.itemsize < 8 and (task.dtype.kind != "f" or (not task.may_miss and passes == 1))
     # A window holds three whole threads at least, and ends one fold away.
     fits = 3 * each + 2 <= across <= min(2 * SWEEP_SPAN * each, columns) or (across == 1 and not opens)
-    is_many = (
-        SWEPT[columns % each > 0][opens] < down and _ring_bytes(down) + 1024 <= shared_bytes_a_multiprocessor()
-    )
+    is_many = SWEPT[columns % each > 0][opens] < down and _ring_bytes(down) + 1024 <= shared_bytes_a_multiprocessor()
     return is_plain and is_many and fits and inner == 1 and columns >= each
 
 
@@ -216,8 +214,8 @@ def _both_bytes(taps: int, itemsize: int) -> int:
 
 
 def _is_both(task: BoxTask, itemsize: int) -> bool:
-    """Whether a block of sweeps.cuh takes both axes at once: if it has enough results of a tile, and if columns beyond an
-    edge are those of the block."""
+    """Whether a block of sweeps.cuh takes both axes at once: if enough of its columns have results, and if it has those
+    that columns beyond an edge repeat."""
     columns = BOTH_THREADS * BOTH_PIECE // itemsize
     beyond = 2 * task.first_x + task.taps_x - 1  # 0: as many columns to the left as to the right
     is_near = task.mode_x == MODES.index("valid") or (task.mode_x != MODES.index("wrap") and beyond in (-1, 0))
