@@ -344,7 +344,8 @@ def test_blocks_take_both_axes_of_large_windows_that_they_hold(monkeypatch: pyte
         monkeypatch.setattr(extremes, "shared_bytes_a_multiprocessor", lambda shared=shared: shared)
         for itemsize, columns, mode, expected in (
             (2, 101, "reflect", True), (2, 102, "constant", True), (2, 32, "reflect", False),
-            (2, 801, "reflect", False), (1, 101, "nearest", True), (1, 64, "nearest", False), (4, 101, "mirror", True), (2, 101, "wrap", False),
+            (2, 801, "reflect", False), (1, 101, "nearest", True), (1, 64, "nearest", False),
+            (4, 101, "mirror", True), (2, 101, "wrap", False),
         ):  # fmt: skip
             for moved in (0, 1):
                 task = extremes.BoxTask(
