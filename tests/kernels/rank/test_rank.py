@@ -338,21 +338,10 @@ def test_windows_of_many_rows_take_one_pass(monkeypatch: pytest.MonkeyPatch) -> 
         assert len([*extremes._passes(task)]) == passes, (dtype, nodata)
 
 
-def test_blocks_take_both_axes_of_large_windows_that_they_hold(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Windows that reach as far to both sides; a block then has at least half of a strip's columns as results."""
-    for shared, held in ((228 << 10, True), (100 << 10, False)):
-        monkeypatch.setattr(extremes, "shared_bytes_a_multiprocessor", lambda shared=shared: shared)
-        for itemsize, columns, mode, expected in (
-            (2, 101, "reflect", True), (2, 102, "constant", True), (2, 32, "reflect", False),
-            (2, 801, "reflect", False), (1, 101, "nearest", True), (1, 64, "nearest", False),
-            (4, 101, "mirror", True), (2, 101, "wrap", False),
-        ):  # fmt: skip
-            for moved in (0, 1):
-                task = extremes.BoxTask(
-                    taps_y=101, taps_x=columns, first_x=-(columns // 2) + moved, mode_x=MODES.index(mode)
-                )
-                is_both = held and expected and (not moved)
-                assert extremes._is_both(task, itemsize) == is_both, (shared, itemsize, columns, mode, moved)
+def test_windows_of_many_rows_hold_two_groups_of_them() -> None:
+    for taps in range(min(map(min, extremes.SWEPT)) + 1, 2000):
+        assert (taps - 1) // extremes._group(taps) >= 2
+        assert extremes._ring_bytes(taps) < 48 << 10
 
 
 def test_slabs_are_whole_batches_of_rows_that_a_block_holds() -> None:

@@ -42,12 +42,6 @@ ENTRIES += tuple(
         *(f"extreme_slabs<{sample}, {least}, {kind}, 15, 7, 128, 4, 14, 4>" for kind in ("false, true", "true, false")),
     )
 )
-# One of many windows.
-ENTRIES += tuple(
-    f"extreme_both<{C_TYPES[name]}, true, {aligned}, 4, 101, 2>"
-    for name in ("uint8", "uint16", "int16", "float32")
-    for aligned in ("true", "false")
-)
 ROW_THREADS, ROW_WORDS = 256, 16  # of words.cuh
 BOX_THREADS = 256  # of box.cuh
 BLOCKS = {4: 3, 8: 2}  # of a multiprocessor, by the rows of a group
@@ -65,14 +59,11 @@ VECTOR = 16  # bytes
 MOST = ((160 << 10, 64, 1040), (0, 24, 520))
 ENOUGH_THREADS = 384  # of a multiprocessor
 NARROW_BYTES = 128  # of the samples inside an axis: below this, a warp's columns are no whole lines of memory
-# Of sweeps.cuh: bytes of a row for each thread and blocks of a multiprocessor, at most, down columns; whole threads of
-# a span and of a ring, and bytes of a tile, along rows.
+# Of sweeps.cuh: threads of a block; bytes of a row for each and blocks of a multiprocessor, at most, down columns; whole
+# threads of a span and of a ring, and bytes of a tile, along rows.
 SWEEP_THREADS, SWEEP_PIECE, SWEEP_MOST, SWEEP_SPAN, SWEEP_PREFIXES, SWEEP_BYTES = 32, 4, 8, 64, 64, 4096
-# Both axes at once: rows of a group, and of what a block holds, threads, bytes of each, and of a row with its gaps.
-BOTH_ROWS, BOTH_HELD, BOTH_THREADS, BOTH_PIECE, BOTH_PITCH = 16, 32, 256, 8, 2560
 # More rows of a window are swept, and more if it opens; the same if rows do not begin at vectors.
 SWEPT = ((64, 40), (40, 25))
-BOTH_MOST = {1: 0.25, 2: 0.5, 4: 0.3}  # of a strip's columns that a window may have, by a sample's bytes
 # Of slabs.cuh: rows of a batch, at least, if windows are small; rows or columns of a window, at least, by whether rows
 # begin at whole words; rows of one, at most, by a sample's bytes; and a block's threads with results, at least. Up to
 # so many rows of a run: threads, batches of a slab, rows on their way at least, and blocks of a multiprocessor.
@@ -205,25 +196,6 @@ def _group(taps: int) -> int:
 def _ring_bytes(taps: int) -> int:
     """Of shared memory, for windows down the columns of a block of sweeps.cuh."""
     return ((taps - 1) // _group(taps) - 1) * SWEEP_THREADS * SWEEP_PIECE
-
-
-def _both_bytes(taps: int, itemsize: int) -> int:
-    """Of shared memory, for windows along both axes of a block of sweeps.cuh."""
-    prefixes = BOTH_ROWS * 16 * (BOTH_THREADS * BOTH_PIECE // itemsize // 32 + 1) * max(4, 2 * itemsize)
-    return BOTH_HELD * BOTH_PITCH + prefixes + ((taps - 1) // BOTH_ROWS - 1) * BOTH_THREADS * BOTH_PIECE
-
-
-def _is_both(task: BoxTask, itemsize: int) -> bool:
-    """Whether a block of sweeps.cuh takes both axes at once: if enough of its columns have results, and if it has those
-    that columns beyond an edge repeat."""
-    columns = BOTH_THREADS * BOTH_PIECE // itemsize
-    beyond = 2 * task.first_x + task.taps_x - 1  # 0: as many columns to the left as to the right
-    is_near = task.mode_x == MODES.index("valid") or (task.mode_x != MODES.index("wrap") and beyond in (-1, 0))
-    shared_bytes = _both_bytes(task.taps_y, itemsize) + 1024
-    return (
-        is_near and task.taps_y > 2 * BOTH_ROWS and columns // 32 < task.taps_x <= columns * BOTH_MOST[itemsize]
-        and shared_bytes <= shared_bytes_a_multiprocessor()
-    )  # fmt: skip
 
 
 def _can_open(task: Task) -> bool:
@@ -453,14 +425,12 @@ def _launch_sweeps(task: BoxTask, types: str, itemsize: int, stream: Any, argume
         (taps - 1) * (mode == MODES.index("valid"))
         for taps, mode in ((task.taps_y, task.mode_y), (task.taps_x, task.mode_x))
     )
-    is_direct = task.taps_x > 1 or not (task.subtracts or task.out_pitch % each or target.data.ptr % VECTOR)
-    if _is_both(task, itemsize):
-        names = ["both"] * (1 + opens)
-    else:
-        names = ["along", "down"] * opens + ["down"] + ["along"] * (task.taps_x > 1) + ["box"] * (not is_direct)
+    words = SWEEP_PIECE // itemsize  # samples of a word
+    is_direct = task.taps_x > 1 or not (task.subtracts or task.out_pitch % words or target.data.ptr % SWEEP_PIECE)
+    names = ["along", "down"] * opens + ["down"] + ["along"] * (task.taps_x > 1) + ["box"] * (not is_direct)
     for number, name in enumerate(names):
         step = BoxTask.from_buffer_copy(before)
-        is_first = opens and number < len(names) // 2  # of two erosions or dilations
+        is_first = opens and number < 2  # of two erosions or dilations
         rows = step.rows if name == "along" else task.out_rows + valid_y * is_first
         columns = step.columns if name == "down" else task.out_columns + valid_x * is_first
         step.out_rows, step.out_columns, step.subtracts = rows, columns, 0
@@ -475,20 +445,17 @@ def _launch_sweeps(task: BoxTask, types: str, itemsize: int, stream: Any, argume
             pitch % each == plane % each == array.data.ptr % VECTOR == 0
             for pitch, plane, array in (
                 (step.in_pitch, step.in_plane, source), (step.out_pitch, step.out_plane, to),
-                (step.image_pitch, step.image_plane, image),
             )
         ]  # fmt: skip
         sample = f"{c_type}, {(least == 'true') != is_first}".lower()
         if name == "down":
-            _launch_down(step, sample, aligned[0], stream, (source, to, step, cval))
-        elif name == "both":
-            is_whole = all(aligned) and step.columns % each == columns % each == 0
-            _launch_both(step, sample, itemsize, is_whole, stream, (source, to, image, step, cval))
+            is_aligned = step.in_pitch % words == step.in_plane % words == source.data.ptr % SWEEP_PIECE == 0
+            _launch_down(step, sample, is_aligned, stream, (source, to, step, cval))
         elif name == "along":
-            _launch_along(step, sample, each, all(aligned[:2]), stream, (source, to, image, step, cval))
+            _launch_along(step, sample, each, all(aligned), stream, (source, to, image, step, cval))
         else:
             step.taps_y, step.first_y = 1, 0
-            step.aligned_in, step.aligned_out, _ = aligned
+            step.aligned_in, step.aligned_out = aligned
             _launch_box(step, types, itemsize, stream, (source, to, image, step, *arguments[4:]))
         source = to
         before = BoxTask.from_buffer_copy(step)
@@ -505,20 +472,6 @@ def _launch_down(task: BoxTask, types: str, aligned: bool, stream: Any, argument
     kernel("rank", f"extreme_down<{types}, {aligned}, {(task.taps_y - 1) % group}, {group}>".lower()).launch(
         (task.tiles * task.bands * task.planes,), (SWEEP_THREADS,), arguments,
         shared_bytes=shared_bytes, stream=stream,
-    )  # fmt: skip
-
-
-def _launch_both(task: BoxTask, types: str, itemsize: int, aligned: bool, stream: Any, arguments: Any) -> None:
-    each, past = VECTOR // itemsize, task.first_x % (BOTH_PIECE // itemsize)
-    columns = BOTH_THREADS // SWEEP_THREADS * (SWEEP_THREADS - (not aligned)) * BOTH_PIECE // itemsize
-    task.tile = (columns - (task.taps_x - 1) - past) // each * each
-    task.tiles = -(-task.out_columns // task.tile)
-    task.band = _band(task.tiles * task.planes, task.out_rows, task.taps_y, multiprocessors())
-    task.bands = -(-task.out_rows // task.band)
-    constants = aligned, (task.taps_y - 1) % BOTH_ROWS, task.taps_x, past
-    kernel("rank", f"extreme_both<{types}, {', '.join(map(str, constants))}>".lower()).launch(
-        (task.tiles * task.bands * task.planes,), (BOTH_THREADS,), arguments,
-        shared_bytes=_both_bytes(task.taps_y, itemsize), stream=stream,
     )  # fmt: skip
 
 
