@@ -59,8 +59,8 @@ VECTOR = 16  # bytes
 MOST = ((160 << 10, 64, 1040), (0, 24, 520))
 ENOUGH_THREADS = 384  # of a multiprocessor
 NARROW_BYTES = 128  # of the samples inside an axis: below this, a warp's columns are no whole lines of memory
-# Of sweeps.cuh: threads of a block; bytes of a row for each and blocks of a multiprocessor, at most, down columns; whole
-# threads of a span and of a ring, and bytes of a tile, along rows.
+# Of sweeps.cuh: threads of a block; bytes of a row for each and blocks of a multiprocessor, at most, down columns;
+# whole threads of a span and of a ring, and bytes of a tile, along rows.
 SWEEP_THREADS, SWEEP_PIECE, SWEEP_MOST, SWEEP_SPAN, SWEEP_PREFIXES, SWEEP_BYTES = 32, 4, 8, 64, 64, 4096
 # More rows of a window are swept, and more if it opens; the same if rows do not begin at vectors.
 SWEPT = ((64, 40), (40, 25))
