@@ -129,6 +129,8 @@ def bilateral(
     for axis, window in windows.items():
         shape[axis] = axis_of(shape[axis], *window).out_length
     check_out(out, tuple(shape), dtype, apart_from={"image": image})
+    while len(windows) > 1 and windows[min(windows)][0] == 1:
+        del windows[min(windows)]  # planes that no window joins are filtered one by one
     # Axes that cannot be folded are moved to the end.
     others = [axis for axis in range(image.ndim) if axis not in windows]
     order = [*range(image.ndim)] if is_foldable(windows, image.shape) else [*others, *sorted(windows)]

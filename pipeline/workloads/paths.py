@@ -12,7 +12,7 @@ from pipeline.storage.confinement import resolved
 from pipeline.storage.objects import ObjectPath
 from pipeline.storage.partial import partial_path, samples_path
 from pipeline.storage.writable import writing
-from pipeline.workloads.protocol import JobSpec
+from pipeline.workloads.protocol import JobSpec, Workload, WritesMore
 
 
 def receipt_path(output: Path) -> Path:
@@ -55,6 +55,12 @@ def refuse_existing(output: Path) -> None:
     """OutputError if there is a result of that name already, for jobs that keep it. Object stores refuse it anyway."""
     if os.path.lexists(output):
         raise OutputError(f"{output}: exists, and --no-clobber keeps it; choose another name, or remove it")
+
+
+def refuse_existing_results(workload: Workload, spec: JobSpec) -> None:
+    """The same for every result of a job."""
+    for each in (spec.output, *(workload.beside(spec) if isinstance(workload, WritesMore) else ())):
+        refuse_existing(each)
 
 
 def refuse_same_file(spec: JobSpec) -> None:

@@ -118,6 +118,14 @@ class CroppedReader(ImageReader):
         self.whole.close()
 
 
+def cropped_axes(reader: ImageReader) -> set[int]:
+    """The axes along which it is a part of an image, which goes on beyond that."""
+    if not isinstance(reader, CroppedReader):
+        return set()
+    both = zip(reader.header.shape, reader.whole.header.shape, strict=True)
+    return {axis for axis, (part, whole) in enumerate(both) if part != whole}
+
+
 class _Picked(ImageReader):
     """Every so many time points or channels of an image."""
 

@@ -176,7 +176,7 @@ def _is_mean(asked: Any) -> bool:
     return not any(asked.order or ())
 
 
-@_operator(**_of(_derived), dtype=_dtype_derived, keeps_range=_is_mean, keeps_rows=True, missing_as_nan=_is_mean)
+@_operator(**_of(_derived), dtype=_dtype_derived, keeps_range=_is_mean, missing_as_nan=_is_mean)
 def gaussian(
     block: Any,
     *,
@@ -208,7 +208,7 @@ def _has_long_side(asked: Any) -> bool:
     return any(box_window(0, size, "reflect").is_long_box for size in asked.size or (3,))
 
 
-@_operator(halo=_box_reach, computes_in=computed_in, keeps_range=True, keeps_rows=True, anchored=_has_long_side)
+@_operator(halo=_box_reach, computes_in=computed_in, keeps_range=True, anchored=_has_long_side)
 def box(
     block: Any,
     *,

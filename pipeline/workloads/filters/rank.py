@@ -98,7 +98,6 @@ _operator = partial(
     keeps_range=True,
     reference=_define,
     symmetric=is_symmetric,
-    keeps_rows=True,
     extends=True,
 )
 

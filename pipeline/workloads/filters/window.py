@@ -64,15 +64,10 @@ class Borders(TypedDict):
 
 
 def borders(block: Any, out: Any, axes: Any, edges: Edges) -> Borders:
-    """Along each axis the job's border mode if the block is the whole image, else whole windows only; any mode if `out`
-    is as long as a block that is not the image."""
-
-    def mode(axis: int) -> str:
-        if out.shape[axis] != block.shape[axis]:
-            return "valid"
-        return edges.mode if edges.spans(block, axis) else "nearest"
-
-    return {"mode": tuple(map(mode, axes)), "cval": edges.cval if edges.mode == "constant" else 0}
+    """The border mode along each axis: the job's if the block is the whole image, and `out` as long; else only whole
+    windows."""
+    modes = tuple(edges.mode if out.shape[axis] == block.shape[axis] else "valid" for axis in axes)
+    return {"mode": modes, "cval": edges.cval if edges.mode == "constant" else 0}
 
 
 def is_symmetric(asked: Any) -> bool:

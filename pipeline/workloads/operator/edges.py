@@ -30,10 +30,6 @@ class Edges:
     mode: str
     cval: float
 
-    def spans(self, block: Any, axis: int) -> bool:
-        """Whether the block is as long as the image, and begins where that does."""
-        return self.first[axis] == 0 and bool(block.shape[axis] == self.shape[axis])
-
     def wanted(self, block: Any) -> Any:
         """The block without its halo."""
         return block[tuple(slice(before, n - after) for n, (before, after) in zip(block.shape, self.halo, strict=True))]
