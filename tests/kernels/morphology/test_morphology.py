@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import cv2
@@ -180,6 +181,24 @@ def test_a_gpu_opens_by_slabs(shape: tuple[int, ...], dtype: str) -> None:
         launches = observe(lambda size=size: ours.white_tophat(given, size, out=out, **options))
         assert [launch.kernel.expression.partition("<")[0] for launch in launches] == ["extreme_slabs"], size
         same_bits(out.get(), ours.white_tophat(image, size, **options), str(size))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "int16", "float32"])
+def test_a_gpu_filters_large_windows_an_axis_a_pass(dtype: str) -> None:
+    """Several bands, rows that begin anywhere, and values beyond the edges that the image lacks."""
+    import cupy
+
+    cval = -1e30 if dtype == "float32" else np.iinfo(dtype).min
+    for columns in (1040, 1042, 1037):
+        image = samples_of((509, columns), dtype)
+        given, out = cupy.asarray(image), cupy.empty(image.shape, image.dtype)
+        for size, kernels in ((103, ["extreme_down", "extreme_along"]), ((290, 1), ["extreme_down"])):
+            erode = partial(ours.grey_erosion, size=size, mode="constant", cval=cval)
+            launches = observe(partial(erode, given, out=out))
+            found = [launch.kernel.expression.partition("<")[0] for launch in launches]
+            assert found[: len(kernels)] == kernels, size
+            same_bits(out.get(), erode(image), f"{columns} {size}")
 
 
 @pytest.mark.sanitize("morphology", "rank")

@@ -338,6 +338,12 @@ def test_windows_of_many_rows_take_one_pass(monkeypatch: pytest.MonkeyPatch) -> 
         assert len([*extremes._passes(task)]) == passes, (dtype, nodata)
 
 
+def test_windows_of_many_rows_hold_two_groups_of_them() -> None:
+    for taps in range(min(map(min, extremes.SWEPT)) + 1, 2000):
+        assert (taps - 1) // extremes._group(taps) >= 2
+        assert extremes._ring_bytes(taps) < 48 << 10
+
+
 def test_slabs_are_whole_batches_of_rows_that_a_block_holds() -> None:
     for (itemsize, opens, lie), (least, shapes) in extremes.SLABS.items():
         assert extremes._slab(itemsize, opens, lie, least - 2, 3) is None

@@ -43,7 +43,7 @@ ENTRIES += tuple(
     for least in ("true", "false")
     for entry in (
         *(f"extreme_along<{sample}, {least}, {aligned}>" for aligned in ("true", "false")),
-        *(f"extreme_down<{sample}, {least}, {kind}>" for kind in ("false, true", "false, false", "true, true")),
+        *(f"extreme_down<{sample}, {least}, {aligned}, 4, 32>" for aligned in ("true", "false")),
         *(
             f"extreme_slabs<{sample}, {least}, {steps}, {0 if sample == 'float' else lie}, {rest}, 128, 4, 14, 4>"
             for steps, lie, rest in SLAB_KINDS[least]
@@ -67,9 +67,9 @@ VECTOR = 16  # bytes
 MOST = ((160 << 10, 64, 1040), (0, 24, 520))
 ENOUGH_THREADS = 384  # of a multiprocessor
 NARROW_BYTES = 128  # of the samples inside an axis: below this, a warp's columns are no whole lines of memory
-# Of sweeps.cuh: rows at once, bytes of each, and blocks of a multiprocessor, at most, down columns; whole threads of a
-# span and of a ring, and bytes of a tile, along rows.
-SWEEP_THREADS, SWEEP_ROWS, SWEEP_PIECE, SWEEP_MOST, SWEEP_SPAN, SWEEP_PREFIXES, SWEEP_BYTES = 32, 8, 8, 16, 64, 64, 4096
+# Of sweeps.cuh: threads of a block; bytes of a row for each and blocks of a multiprocessor, at most, down columns;
+# whole threads of a span and of a ring, and bytes of a tile, along rows.
+SWEEP_THREADS, SWEEP_PIECE, SWEEP_MOST, SWEEP_SPAN, SWEEP_PREFIXES, SWEEP_BYTES = 32, 4, 8, 64, 64, 4096
 # More rows of a window are swept, and more if it opens; the same if rows do not begin at vectors.
 SWEPT = ((64, 40), (40, 25))
 MANY_ROWS = 64  # more, of pixels with channels, take a pass of their own if slabs do not take them
@@ -265,15 +265,18 @@ def _is_swept(task: Task, down: int, across: int, columns: int, inner: int, open
     is_plain = task.dtype.itemsize < 8 and (task.dtype.kind != "f" or (not task.may_miss and passes == 1))
     # A window holds three whole threads at least, and ends one fold away.
     fits = 3 * each + 2 <= across <= min(2 * SWEEP_SPAN * each, columns) or (across == 1 and not opens)
-    is_many = (
-        SWEPT[columns % each > 0][opens] < down and _ring_bytes(down, opens) + 1024 <= shared_bytes_a_multiprocessor()
-    )
+    is_many = SWEPT[columns % each > 0][opens] < down and _ring_bytes(down) + 1024 <= shared_bytes_a_multiprocessor()
     return is_plain and is_many and fits and inner == 1 and columns >= each
 
 
-def _ring_bytes(taps: int, opens: bool) -> int:
+def _group(taps: int) -> int:
+    """Rows of a group of windows of `taps` rows, which hold at least two."""
+    return 32 if taps > 64 else 16 if taps > 32 else 8
+
+
+def _ring_bytes(taps: int) -> int:
     """Of shared memory, for windows down the columns of a block of sweeps.cuh."""
-    return (1 + opens) * -(-(taps - 1) // SWEEP_ROWS) * SWEEP_ROWS * SWEEP_THREADS * SWEEP_PIECE
+    return ((taps - 1) // _group(taps) - 1) * SWEEP_THREADS * SWEEP_PIECE
 
 
 def _can_open(task: Task) -> bool:
@@ -514,14 +517,18 @@ def _launch_sweeps(task: BoxTask, types: str, itemsize: int, stream: Any, argume
     source, target, image, _, cval, *_ = arguments
     c_type, least = types.split(", ")
     made, before = list[Any](), task
-    is_direct = task.taps_x > 1 or not (task.subtracts or task.out_pitch % each or target.data.ptr % VECTOR)
-    names = ["along"] * opens + ["down"] + ["along"] * (task.taps_x > 1) + ["box"] * (not is_direct)
+    valid_y, valid_x = (
+        (taps - 1) * (mode == MODES.index("valid"))
+        for taps, mode in ((task.taps_y, task.mode_y), (task.taps_x, task.mode_x))
+    )
+    words = SWEEP_PIECE // itemsize  # samples of a word
+    is_direct = task.taps_x > 1 or not (task.subtracts or task.out_pitch % words or target.data.ptr % SWEEP_PIECE)
+    names = ["along", "down"] * opens + ["down"] + ["along"] * (task.taps_x > 1) + ["box"] * (not is_direct)
     for number, name in enumerate(names):
         step = BoxTask.from_buffer_copy(before)
-        rows = step.rows if opens and number == 0 else task.out_rows
-        columns = step.columns if name == "down" else task.out_columns
-        if opens and number == 0 and task.mode_x == MODES.index("valid"):
-            columns += task.taps_x - 1
+        is_first = opens and number < 2  # of two erosions or dilations
+        rows = step.rows if name == "along" else task.out_rows + valid_y * is_first
+        columns = step.columns if name == "down" else task.out_columns + valid_x * is_first
         step.out_rows, step.out_columns, step.subtracts = rows, columns, 0
         if number == len(names) - 1:
             step.out_pitch, step.out_plane, step.subtracts = task.out_pitch, task.out_plane, task.subtracts
@@ -536,12 +543,12 @@ def _launch_sweeps(task: BoxTask, types: str, itemsize: int, stream: Any, argume
                 (step.in_pitch, step.in_plane, source), (step.out_pitch, step.out_plane, to),
             )
         ]  # fmt: skip
+        sample = f"{c_type}, {(least == 'true') != is_first}".lower()
         if name == "down":
-            _launch_down(step, f"{c_type}, {least}", opens, aligned[0], stream, (source, to, step, cval))
+            is_aligned = step.in_pitch % words == step.in_plane % words == source.data.ptr % SWEEP_PIECE == 0
+            _launch_down(step, sample, is_aligned, stream, (source, to, step, cval))
         elif name == "along":
-            is_least = (least == "true") != (opens and number == 0)
-            further = (source, to, image, step, cval)
-            _launch_along(step, f"{c_type}, {is_least}".lower(), each, all(aligned), stream, further)
+            _launch_along(step, sample, each, all(aligned), stream, (source, to, image, step, cval))
         else:
             step.taps_y, step.first_y = 1, 0
             step.aligned_in, step.aligned_out = aligned
@@ -552,13 +559,13 @@ def _launch_sweeps(task: BoxTask, types: str, itemsize: int, stream: Any, argume
     return made
 
 
-def _launch_down(task: BoxTask, types: str, opens: bool, aligned: bool, stream: Any, arguments: Any) -> None:
+def _launch_down(task: BoxTask, types: str, aligned: bool, stream: Any, arguments: Any) -> None:
     task.tiles = -(-task.columns * arguments[0].itemsize // ((SWEEP_THREADS - (not aligned)) * SWEEP_PIECE))
-    shared_bytes = _ring_bytes(task.taps_y, opens)
+    group, shared_bytes = _group(task.taps_y), _ring_bytes(task.taps_y)
     held = min(shared_bytes_a_multiprocessor() // (shared_bytes + 1024), SWEEP_MOST)
-    task.band = _band(task.tiles * task.planes, task.out_rows, (1 + opens) * task.taps_y, multiprocessors() * held)
+    task.band = _band(task.tiles * task.planes, task.out_rows, task.taps_y, multiprocessors() * held)
     task.bands = -(-task.out_rows // task.band)
-    kernel("rank", f"extreme_down<{types}, {opens}, {aligned}>".lower()).launch(
+    kernel("rank", f"extreme_down<{types}, {aligned}, {(task.taps_y - 1) % group}, {group}>".lower()).launch(
         (task.tiles * task.bands * task.planes,), (SWEEP_THREADS,), arguments,
         shared_bytes=shared_bytes, stream=stream,
     )  # fmt: skip

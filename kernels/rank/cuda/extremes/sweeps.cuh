@@ -2,15 +2,15 @@
 //
 // A window costs three comparisons a sample, however large it is (van Herk; Gil and Werman). Warps wait for no other warp.
 //
-//   extreme_down    a thread has 8 bytes of each row of a band, and loads eight rows while it computes eight. A ring in shared memory has a
-//                   window's rows: those of the run before, each with the extremes from it to the run's end; and those of this run.
+//   extreme_down    a thread has a word of each row of a band, in groups of rows. Of a group it keeps one word, its extreme, in a ring in shared
+//                   memory. Rows are loaded twice: as they enter windows, and, mostly from L2, as they leave them.
 //
-//                        run before     | s s s s s s s s |
-//                        this run                         | p p p p p p p p |      p: from the run's start to each
-//                        a window               [ s . . . . . . p ]
+//                        leaving group  | s s s s |                              s: from each row to the group's end
+//                        whole groups             | m | m | m | m |              m: of a group
+//                        entering group                           | p p p p |    p: from the group's start to each row
+//                        a window            [ s    m   m   m   m   p p ]
 //
-//                   Where a run ends, the thread goes through its rows backwards; runs of a block end at rows of its own, so that some
-//                   load while others do that. An opening pushes each result into a second ring.
+//                   Groups begin where windows begin, so the rows that enter with one group end the group before: its last REST rows.
 //
 //   extreme_along   a warp goes along two rows, 512 bytes of each a step, in words of one column of both rows.
 //
@@ -20,22 +20,18 @@
 //                          lanes of the warp store s, p, w and spans in rings, wait for each other, read what their windows need,
 //                          and wait again before the next step
 //
-// An erosion goes down, then along; an opening along, down twice in one pass, and along.
+// An erosion goes down, then along; an opening along, down twice, and along.
 //
-// Floors of N samples of b bytes: 2 N b bytes for each pass, so 0.5 of a copy; 0.33 for an opening. Measured on an H200, 8192 × 8192 (2026-11-27):
-// extreme_along 0.83 to 0.88 of a copy (bytes 0.70); extreme_down of u16 0.85, 0.79, 0.75, 0.61, 0.38 and 0.30 for 31, 51, 65, 101, 201 and 255
-// rows, of both steps 0.72, 0.55, 0.49 and 0.36 for 31, 51, 65 and 101. Rings that leave few bytes on their way slow large windows.
+// Floors of N samples of b bytes: 2 N b bytes for each pass, so 0.5 of a copy, and 0.25 for an opening; 3 N b down the columns if L2 has lost
+// the rows. Measured on an H200, 8192 x 8192 (2026-11-28): extreme_along 0.80 to 0.86 of a copy (bytes 0.64); extreme_down of u16 0.79, 0.56 and
+// 0.45 for 101, 255 and 401 rows, of floats 0.81 and 0.59 for 101 and 255.
 #pragma once
 
 #include "cuda/extremes/strip.cuh"
 
 constexpr int SWEEP_THREADS = 32;
-constexpr int SWEEP_ROWS = 8;  // that a thread takes at once
 constexpr int PREFIXES = 64;  // threads whose columns the ring of p has: those of this step and of the one before
 constexpr int SPANS = 6;      // doublings of whole threads
-
-// Rows of a ring of shared memory.
-__device__ inline int ring_slots(int taps) { return (taps - 1 + SWEEP_ROWS - 1) / SWEEP_ROWS * SWEEP_ROWS; }
 
 template <typename Sample>
 __device__ inline int past_of(const Sample* at, int bytes = 16) {
@@ -50,180 +46,136 @@ __device__ inline Word<Sample> settled(Word<Sample> word) {
     return word;
 }
 
-// Two words of a row. Four in half as many warps are slower up to 65 rows, one in twice as many is slower up to 65, and all alike beyond.
-template <typename Sample>
-struct __align__(8) Piece {
-    static constexpr int WORDS = 2, SAMPLES = WORDS * SAMPLES_A_WORD<Sample>;
-    unsigned word[WORDS];
-};
-
 template <bool LEAST, typename Sample>
-__device__ inline Piece<Sample> chosen(const Piece<Sample>& a, const Piece<Sample>& b) {
-    Piece<Sample> found;
-#pragma unroll
-    for (int k = 0; k < Piece<Sample>::WORDS; ++k) {
-        if constexpr (sizeof(Sample) == 1) found.word[k] = extreme<Sample, LEAST>(a.word[k], b.word[k]);
-        else found.word[k] = chosen<LEAST, Sample>(a.word[k], b.word[k]);
-    }
-    return found;
+__device__ inline unsigned chosen_packed(unsigned a, unsigned b) {
+    if constexpr (sizeof(Sample) == 1) return extreme<Sample, LEAST>(a, b);
+    else return chosen<LEAST, Sample>(a, b);
 }
 
-template <typename Sample>
-__device__ inline Piece<Sample> loaded_piece(const Sample* at) {
-    const uint2 both = __ldg(reinterpret_cast<const uint2*>(at));
-    return {{both.x, both.y}};
-}
-
-// The samples that lie `by` after those of each thread, of this one and the next.
-template <typename Sample>
-__device__ inline Piece<Sample> from_next(const Piece<Sample>& own, int by) {
-    constexpr int EACH = SAMPLES_A_WORD<Sample>;
-    unsigned next[2];
-#pragma unroll
-    for (int k = 0; k < 2; ++k) next[k] = __shfl_down_sync(~0u, own.word[k], 1);
-    const bool is_half = by / EACH & 1;
-    const unsigned first = is_half ? own.word[1] : own.word[0], second = is_half ? next[0] : own.word[1], third = is_half ? next[1] : next[0];
-    if constexpr (EACH == 1) return {{first, second}};
-    const unsigned bits = by % EACH * 8 * static_cast<int>(sizeof(Sample));
-    return {{__funnelshift_r(first, second, bits), __funnelshift_r(second, third, bits)}};
-}
-
-// The windows of one thread's pieces, which it pushes SWEEP_ROWS at a time. Runs are whole batches, of as many rows as a window has, or up to
-// SWEEP_ROWS - 1 fewer: then the first windows of a run also hold all of the one before. The ring has whole batches too.
-template <typename Sample, bool LEAST>
-struct Runs {
-    using P = Piece<Sample>;
-    static constexpr int T = SWEEP_THREADS;
-    P* const ring;
-    const int slots, run, over, offset;  // over: windows that hold all of the run before; offset: to the slot where a window begins
-    int slot = 0, done;                  // where the next row goes; rows of this run
-    P prefix, whole;                     // of this run; of the one before
-
-    static __device__ P none() { return {{loser<Sample, LEAST>(), loser<Sample, LEAST>()}}; }
-
-    // The first run begins with a batch of the block's own: only windows that begin later count.
-    __device__ Runs(P* memory, int taps)
-        : ring(memory), slots(ring_slots(taps)), run(taps / SWEEP_ROWS * SWEEP_ROWS), over(taps - run - 1), offset(slots - (taps - 1)),
-          done(blockIdx.x * SWEEP_ROWS % run), prefix(none()), whole(none()) {}
-
-    // Rows become the windows that end in them.
-    __device__ void push(P (&row)[SWEEP_ROWS]) {
-        P left[SWEEP_ROWS];
-        const P* from = ring + (slot + offset) * T;
-        const P* wrapped = slot + SWEEP_ROWS == slots ? from - slots * T : from;
-#pragma unroll
-        for (int d = 0; d < SWEEP_ROWS; ++d) left[d] = (d + offset < SWEEP_ROWS ? from : wrapped)[d * T];
-#pragma unroll
-        for (int d = 0; d < SWEEP_ROWS; ++d) {
-            ring[(slot + d) * T] = row[d];
-            prefix = chosen<LEAST>(prefix, row[d]), row[d] = chosen<LEAST>(prefix, left[d]);
-        }
-        if (done == 0)
-#pragma unroll
-            for (int d = 0; d < SWEEP_ROWS - 2; ++d)
-                if (d < over) row[d] = chosen<LEAST>(row[d], whole);
-        slot += SWEEP_ROWS, done += SWEEP_ROWS;
-        if (slot == slots) slot = 0;
-        if (done == run) turn_back();
-    }
-
-    __device__ void turn_back() {
-        P suffix = none();
-        int at = slot;
-#pragma unroll 1
-        for (int rows = 0; rows < run; rows += SWEEP_ROWS) {
-            at = (at == 0 ? slots : at) - SWEEP_ROWS;
-            P row[SWEEP_ROWS];
-#pragma unroll
-            for (int d = 0; d < SWEEP_ROWS; ++d) row[d] = ring[(at + d) * T];
-#pragma unroll
-            for (int d = SWEEP_ROWS - 1; d >= 0; --d) suffix = chosen<LEAST>(suffix, row[d]), ring[(at + d) * T] = suffix;
-        }
-        whole = prefix, prefix = none(), done = 0;
-    }
-};
-
-// Of integers; and of floats whose NaN spread, without nodata. Rows of the output begin at vectors of 16 bytes, and end there.
-// OPENS: after the opposite extremes of the same windows, which are symmetric, or both lie in the image.
-// ALIGNED: rows of the input begin at such vectors too; else a thread loads the piece that holds its first sample, and gets the rest
-// from the next.
-template <typename Sample, bool LEAST, bool OPENS, bool ALIGNED>
-__global__ void __launch_bounds__(SWEEP_THREADS, 16) extreme_down(
+// Of integers; and of floats whose NaN spread, without nodata. Windows have at least 2 GROUP + 1 rows, and REST more than whole groups and one.
+// Rows of the output begin and end at words. ALIGNED: rows of the input too; else a thread loads the word that holds its first sample, and gets
+// the rest from the next.
+template <typename Sample, bool LEAST, bool ALIGNED, int REST, int GROUP>
+__global__ void __launch_bounds__(SWEEP_THREADS, 12) extreme_down(
     const Sample* __restrict__ in, Sample* __restrict__ out, const __grid_constant__ BoxTask task, Sample cval) {
-    using P = Piece<Sample>;
-    constexpr int STEPS = OPENS ? 2 : 1, USED = ALIGNED ? SWEEP_THREADS : SWEEP_THREADS - 1;
+    constexpr int EACH = SAMPLES_A_WORD<Sample>, USED = ALIGNED ? SWEEP_THREADS : SWEEP_THREADS - 1;
+    const auto best = [](unsigned a, unsigned b) { return chosen_packed<LEAST, Sample>(a, b); };
     extern __shared__ ulonglong2 vectors[];
-    const int lane = threadIdx.x, taps = task.taps_y, halo = STEPS * (taps - 1);
-    unsigned rest = blockIdx.x;
-    const int x = (rest % task.tiles * USED + lane) * P::SAMPLES;
-    rest /= task.tiles;
-    const int number = rest % task.bands, y0 = number * task.band, rows = min(task.band, task.out_rows - y0), total = rows + halo;
-    const long long plane = rest / task.bands;
+    const int lane = threadIdx.x, groups = (task.taps_y - 1) / GROUP;
+    unsigned* const ring = reinterpret_cast<unsigned*>(vectors) + lane;
+    unsigned block = blockIdx.x;
+    const int x = (block % task.tiles * USED + lane) * EACH;
+    block /= task.tiles;
+    const int number = block % task.bands, y0 = number * task.band, rows = min(task.band, task.out_rows - y0), total = rows + task.taps_y - 1;
+    const long long plane = block / task.bands;
     if (rows <= 0) return;
     const bool upwards = number % 2 == 1, is_used = x < task.columns && lane < USED;
-    const int on = upwards ? -1 : 1, in_y = STEPS * task.first_y + y0 + (upwards ? total - 1 : 0);
+    const int on = upwards ? -1 : 1, in_y = task.first_y + y0 + (upwards ? total - 1 : 0);
     const int whole = task.rows - !ALIGNED;  // rows that may be read beyond their ends
     in += plane * task.in_plane;
     // Threads that need nothing load what others do.
-    const int column = min(x, (task.columns + (ALIGNED ? -1 : P::SAMPLES - 1)) & ~(P::SAMPLES - 1));
-    const long long in_step = on * static_cast<long long>(task.in_pitch), out_step = on * static_cast<long long>(task.out_pitch);
+    const int column = min(x, (task.columns + (ALIGNED ? -1 : EACH - 1)) & ~(EACH - 1));
+    const int in_step = on * task.in_pitch, out_step = on * task.out_pitch;
     Sample* target = out + plane * task.out_plane + (y0 + (upwards ? rows - 1 : 0)) * static_cast<long long>(task.out_pitch) + x;
 
-    P coming[SWEEP_ROWS];
-    int by[SWEEP_ROWS] = {};  // samples before the thread's
-    const auto fetch = [&](int n) {
-        const int first = in_y + n * on, last = first + (SWEEP_ROWS - 1) * on;
-        const bool is_safe = min(first, last) >= 0 && max(first, last) < whole;
-        const Sample* at = in + first * static_cast<long long>(task.in_pitch) + column;
-        if (is_safe) {
+    const auto row_at = [&](int n) { return in + (in_y + n * on) * static_cast<long long>(task.in_pitch) + column; };
+    const auto is_safe = [&](int n) {
+        const int first = in_y + n * on, last = first + (GROUP - 1) * on;
+        return min(first, last) >= 0 && max(first, last) < whole;
+    };
+    const auto fetch = [&](unsigned (&to)[GROUP], int n, bool is_last) {
+        if (is_safe(n)) {
+            const Sample* const first = row_at(n);
 #pragma unroll
-            for (int d = 0; d < SWEEP_ROWS; ++d, at += in_step) {
-                if (!ALIGNED) by[d] = past_of(at, sizeof(P));
-                coming[d] = loaded_piece(at - by[d]);
+            for (int d = 0; d < GROUP; ++d) {
+                const unsigned long long at = reinterpret_cast<unsigned long long>(first + static_cast<long long>(in_step) * d);
+                const unsigned* const word = reinterpret_cast<const unsigned*>(ALIGNED ? at : at & ~3ull);
+                to[d] = is_last ? __ldcs(word) : __ldg(word);
             }
             return;
         }
+        // Each lane finds one row: by each thread for all rows, the bands at the edges took half as long again as the others.
+        const int own = index_beyond(in_y + min(n + lane, total - 1) * on, task.rows, task.mode_y);
 #pragma unroll
-        for (int d = 0; d < SWEEP_ROWS; ++d) {
-            const int y = index_beyond(in_y + min(n + d, total - 1) * on, task.rows, task.mode_y);
-            const Sample* line = in + y * static_cast<long long>(task.in_pitch);
-            by[d] = 0;
-            if (y < 0) {
-                coming[d] = {{filled(cval), filled(cval)}};
-            } else if (ALIGNED) {
-                coming[d] = loaded_piece(line + column);
-            } else {
-#pragma unroll
-                for (int k = 0; k < P::WORDS; ++k) {
-                    coming[d].word[k] = 0;
-                    for (int i = SAMPLES_A_WORD<Sample> - 1; i >= 0; --i) {
-                        if constexpr (SAMPLES_A_WORD<Sample> > 1) coming[d].word[k] <<= 8 * sizeof(Sample);
-                        coming[d].word[k] |= bits_of(line[min(x + k * SAMPLES_A_WORD<Sample> + i, task.columns - 1)]);
-                    }
-                }
+        for (int d = 0; d < GROUP; ++d) {
+            const int y = __shfl_sync(~0u, own, d);
+            const Sample* const line = in + y * static_cast<long long>(task.in_pitch);
+            if (ALIGNED && y >= 0) {
+                to[d] = __ldg(reinterpret_cast<const unsigned*>(line + column));
+                continue;
             }
+            to[d] = y < 0 ? filled(cval) : 0;
+#pragma unroll
+            for (int i = 0; i < EACH && y >= 0; ++i)
+                to[d] |= bits_of(line[min(x + i, task.columns - 1)]) << i * 8 * static_cast<int>(sizeof(Sample));
         }
     };
-    P* const memory = reinterpret_cast<P*>(vectors) + lane;
-    Runs<Sample, LEAST != OPENS> runs(memory, taps);
-    Runs<Sample, LEAST> then(memory + (OPENS ? runs.slots * SWEEP_THREADS : 0), taps);
-    fetch(0);
-#pragma unroll 1
-    for (int n = 0; n < total; n += SWEEP_ROWS) {
-        P row[SWEEP_ROWS];
+    // The thread's samples of rows that have been fetched.
+    const auto settle = [&](unsigned (&row)[GROUP], int n) {
+        if constexpr (!ALIGNED) {
+            const unsigned lies = is_safe(n) ? static_cast<unsigned>(reinterpret_cast<unsigned long long>(row_at(n))) : 0;
+            const unsigned step = is_safe(n) ? in_step * static_cast<int>(sizeof(Sample)) : 0;
 #pragma unroll
-        for (int d = 0; d < SWEEP_ROWS; ++d) row[d] = ALIGNED ? coming[d] : from_next(coming[d], by[d]);
-        if (n + SWEEP_ROWS < total) fetch(n + SWEEP_ROWS);
-        runs.push(row);
-        if constexpr (OPENS) then.push(row);
-#pragma unroll
-        for (int d = 0; d < SWEEP_ROWS; ++d) {
-            if (n + d < halo || n + d >= total) continue;
-#pragma unroll
-            for (int k = 0; k < P::WORDS; ++k) row[d].word[k] = settled<Sample>(row[d].word[k]);
-            if (is_used) __stcs(reinterpret_cast<uint2*>(target), uint2{row[d].word[0], row[d].word[1]});
-            target += out_step;
+            for (int d = 0; d < GROUP; ++d)
+                row[d] = __funnelshift_r(row[d], __shfl_down_sync(~0u, row[d], 1), (lies + d * step) % 4 * 8);
         }
+    };
+    const unsigned none = loser<Sample, LEAST>();
+    unsigned coming[GROUP], going[GROUP], tail = none;
+    int slot = 0;
+    fetch(coming, REST, false);
+#pragma unroll 1
+    for (int n = REST, r = -groups * GROUP; n < total; n += GROUP, r += GROUP) {
+        settle(coming, n);
+        unsigned prefix = none, last = none, found[GROUP];
+#pragma unroll
+        for (int d = GROUP - REST; d < GROUP; ++d) last = best(last, coming[d]);
+        if (r >= 0) {
+            settle(going, r);
+            unsigned suffix = none;
+#pragma unroll 4
+            for (int k = 0; k < groups - 1; ++k) suffix = best(suffix, ring[k * SWEEP_THREADS]);
+            if constexpr (sizeof(Sample) == 2) {
+                // Of three words at once.
+                unsigned from[GROUP / 2 + 1];
+                from[GROUP / 2] = suffix;
+#pragma unroll
+                for (int d = GROUP / 2 - 1; d >= 0; --d) from[d] = best(best(going[2 * d], going[2 * d + 1]), from[d + 1]);
+#pragma unroll
+                for (int d = 0; d < GROUP; d += 2) {
+                    found[d] = best(best(prefix, coming[d]), from[d / 2]);
+                    prefix = best(best(coming[d], coming[d + 1]), prefix);
+                    found[d + 1] = best(best(going[d + 1], from[d / 2 + 1]), prefix);
+                }
+            } else {
+#pragma unroll
+                for (int d = GROUP - 1; d >= 0; --d) found[d] = suffix = best(suffix, going[d]);
+#pragma unroll
+                for (int d = 0; d < GROUP; ++d) prefix = best(prefix, coming[d]), found[d] = best(found[d], prefix);
+            }
+        } else {
+#pragma unroll
+            for (int d = 0; d < GROUP; ++d) prefix = best(prefix, coming[d]);
+        }
+        if (n + GROUP < total) {
+            fetch(coming, n + GROUP, false);
+            if (r >= -GROUP) fetch(going, r + GROUP, true);
+        }
+        ring[slot * SWEEP_THREADS] = best(tail, prefix), tail = last;
+        if (++slot == groups - 1) slot = 0;
+        if (r < 0) continue;
+        const auto store = [&](int d) {
+            __stcs(reinterpret_cast<unsigned*>(target + static_cast<long long>(out_step) * d), settled<Sample>(found[d]));
+        };
+        if (is_used && r + GROUP <= rows) {
+#pragma unroll
+            for (int d = 0; d < GROUP; ++d) store(d);
+        } else if (is_used) {
+#pragma unroll
+            for (int d = 0; d < GROUP; ++d)
+                if (r + d < rows) store(d);
+        }
+        target += static_cast<long long>(out_step) * GROUP;
     }
 }
 
