@@ -117,6 +117,9 @@ _WORDS = {
 }
 
 
+_BOUNDS = ("less_than", "less_than_equal", "greater_than", "greater_than_equal")
+
+
 class Settings(BaseModel):
     """How this machine runs jobs, independent of the workload."""
 
@@ -198,7 +201,7 @@ def merged(model: type[_Model], flags: Mapping[str, Any], file: Path | None) -> 
 
 
 def spellings(name: str, info: FieldInfo) -> list[str]:
-    """The names by which input gives a field of a model, the current one first."""
+    """The names of a field in input, the current one first."""
     return [str(each) for each in getattr(info.validation_alias, "choices", [name])]
 
 
@@ -221,6 +224,8 @@ def explain(fault: Mapping[str, Any]) -> str:
     if fault["type"] == "string_pattern_mismatch":
         message = next((_FORMS[name] for name in map(str, reversed(fault["loc"])) if name in _FORMS), message)
     given = brief(repr(fault.get("input")))
+    if fault["type"] in _BOUNDS and str(fault.get("input")).strip().lower().lstrip("+-") == "nan":  # within no bounds
+        message = message.replace("must be ", "must be a number ", 1)
     return message if fault["type"] == "value_error" else f"{message[0].lower()}{message[1:]}; got {given}"
 
 

@@ -29,7 +29,7 @@ class Stopped(BaseException):
 
 
 class _State:
-    """Of the main thread, where Python runs signal handlers."""
+    """State of the main thread, in which Python runs signal handlers."""
 
     holding = 0
     waiting: int | None = None

@@ -1,6 +1,6 @@
 """A chain of three steps against its kernels by themselves, on the CPU or, with --device cuda, in a GPU's memory.
 
-The chain computes one chunk, the whole image with its halo, as a job does; the kernels filter images of its size.
+The chain computes one chunk, the whole image, as a job does; the kernels filter the same image.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from kernels.rank import median_filter
 from kernels.smoothing import gaussian_filter
 from pipeline.formats.image.base import Region
 from pipeline.workloads import JobSpec, workload_named
-from pipeline.workloads.common.image_plan import grown
 
 STEPS: dict[str, Callable[[Any], Any]] = {
     "median size=3": lambda image: median_filter(image, 3),
@@ -45,7 +44,7 @@ def main() -> None:
         )  # fmt: skip
         job: Any = workload.open(spec)
         region = Region((0, 0), (side, side))
-        with_halo = grown(region, job._halos[0]).shape
+        with_halo = job._held(region).shape
         samples: Any = np.random.default_rng(0).integers(0, 1 << 16, with_halo, np.uint16)
         image = samples[:side, :side].copy()
         if options.device == "cuda":

@@ -3,17 +3,19 @@
     out(p) = sum over q of w(q) x(q) / sum over q of w(q),   w = exp(-|p - q|² / (2 sigma_spatial²)
                                                                      - (x(q) - x(p))² / (2 sigma_range²))
 
-over a box around p: a mean over the neighbours of a similar value, which leaves edges as they are.
+over a box around p: a mean over neighbours with similar values, which preserves edges.
 
-It is computed as x(p) + sum w(q) (x(q) - x(p)) / sum w(q), tap by tap in the order of memory, with w(p) = 1, so that a
-constant stays as it is. float64 images are computed in float64, within 1e-14 of the definition. Images of integers and
-float32 are computed in float32, with the same bits on CPU and GPU. Their weights are within WEIGHT_ERROR of the
-definition's, and 0 for samples that are further apart than CUTOFF `sigma_range`. In noise, results are within 1e-4
-`sigma_range` of the definition; the most is 2.5e-5 `sigma_range` for each sample of the window, where all differ from
-the centre by four or five `sigma_range`. Integers are then rounded to nearest.
+It is computed as x(p) + sum w(q) (x(q) - x(p)) / sum w(q), in the order of memory, with w(p) = 1. Constant images
+do not change.
 
-A window with a NaN, an infinity, or (float32) a magnitude above 1e37 `sigma_range` gives NaN. A `sigma_range` below
-1e-20 or above 1e30 counts as these (float64: 1e-150 and 1e150).
+float64 images are computed in float64, within 1e-14 of the definition. Images of integers and float32 are computed in
+float32, with the same bits on CPU and GPU; integers are then rounded to nearest. Their weights are within WEIGHT_ERROR
+of the definition, and 0 for differences above CUTOFF `sigma_range`. In noise, results are within 1e-4 `sigma_range` of
+the definition. The largest error is 2.5e-5 `sigma_range` times the samples of the window; it occurs if all neighbours
+differ from the centre by four or five `sigma_range`.
+
+A window that contains a NaN, an infinity or (float32) a magnitude above 1e37 `sigma_range` gives NaN. `sigma_range` is
+limited to 1e-20 … 1e30 (float64: 1e-150 … 1e150).
 
 Source: Tomasi and Manduchi, "Bilateral filtering for gray and color images" (1998). Channels are filtered one by one.
 """
@@ -41,16 +43,16 @@ GAUSSIAN = (  # of `tap_numbers`
     -0.010331446379084603, -0.00014798961595569016,
 )  # fmt: skip
 WEIGHT_ERROR = 5.5e-6  # with float32's own
-NUMBERS = 8  # of a tap, with one for alignment
+NUMBERS = 8  # coefficients of a tap; the last is padding
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
     """A filter of an array seen as [planes, three axes, inner].
 
-    taps    : for each tap, in the order of memory: `tap_numbers`; float64 images: the binary exponent of its
-              weight by distance, 0 or more
-    scale   : by which samples are multiplied first
+    taps    : for each tap, in the order of memory, its `tap_numbers`; for float64 images, the binary exponent of its
+              spatial weight, 0 or more
+    scale   : factor of the samples
     """
 
     dtype: np.dtype[Any]
@@ -89,7 +91,7 @@ def bilateral(
 
     image         : NumPy or CuPy array, one of `kernels.runtime.filtering.DTYPES`, at least one sample
     sigma_range   : standard deviation of sample values, above 0
-    sigma_spatial : of distance, in samples, along each filtered axis, above 0
+    sigma_spatial : standard deviation of the distance in samples, along each filtered axis, above 0
     size          : samples of the window along each filtered axis, odd, at most `MAX_SIZE`; default `default_sizes`
     mode          : border mode, one for all axes or one per axis; "valid" keeps only whole windows (the axis shrinks)
     cval          : value beyond the edge for mode "constant"
@@ -127,7 +129,9 @@ def bilateral(
     for axis, window in windows.items():
         shape[axis] = axis_of(shape[axis], *window).out_length
     check_out(out, tuple(shape), dtype, apart_from={"image": image})
-    # Axes that are too far apart are moved together.
+    while len(windows) > 1 and windows[min(windows)][0] == 1:
+        del windows[min(windows)]  # planes that no window joins are filtered one by one
+    # Axes that cannot be folded are moved to the end.
     others = [axis for axis in range(image.ndim) if axis not in windows]
     order = [*range(image.ndim)] if is_foldable(windows, image.shape) else [*others, *sorted(windows)]
     planes, spans, inner = folded(
@@ -157,12 +161,12 @@ def bilateral(
 
 
 def tap_numbers(exponents: NDArray[Any]) -> NDArray[Any]:
-    """For each tap the NUMBERS c (float32) by which its weight is computed from s = max(1 - u² / CUTOFF², 0):
+    """For each tap, the NUMBERS coefficients c (float32) of its weight as a function of s = max(1 - u² / CUTOFF², 0):
 
         v1 = c0 s + c1,  v2 = s v1 + c2,  v3 = v1 v2 + c3,  v4 = v2 v3 + c4,  v5 = v4² + c5,  w = max(v5² + c6, 0)
 
-    With the numbers GAUSSIAN, a minimax approximation, w is exp(-u² / 2) within 5.3e-6, at most 1, and 0 if s = 0. The
-    weight by distance, exp(-exponent), scales w, and each v by a root of it.
+    With the coefficients GAUSSIAN, a minimax approximation, w is exp(-u² / 2) within 5.3e-6, at most 1, and 0 if s = 0.
+    The spatial weight exp(-exponent) scales w, and a root of it scales each v.
     """
     roots = np.array([1, 1, 1, 2, 3, 6, 12, 0]) / 12
     return (np.exp(-exponents[:, None] * roots) * [*GAUSSIAN, 0]).astype(np.float32)

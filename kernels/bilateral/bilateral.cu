@@ -9,7 +9,7 @@
 //   strips      (8 p + 2 w) N / C    p weights a result: 4.4, 13.9, 29.3 and 62.5 for squares of 3, 5, 7 and 9
 //   tiles       10 w N / C
 // Measured for 8192 × 8192 of 16 bits (H200, 2026-11-27): 3 × 3 0.26 ms, 5 × 5 0.53 of 0.32, 7 × 7 1.1 of 0.67, 9 × 9 2.0 of
-// 1.3. For 5 × 5, 196 operations a result are started, 3.0 of 4 a cycle: docs/notes/smoothing.md.
+// 1.3. For 5 × 5, 196 operations a result are started, 3.0 of 4 a cycle: docs/notes/smoothing/bilateral.md.
 //
 //   bilateral_strips  squares of 3 to 9. A thread computes 8 (9 × 9: 4) results side by side and walks down a band of rows.
 //                     The samples and sums of a row and of the rows below that its windows reach are in registers. A pair of

@@ -56,6 +56,6 @@ class ZstdRoom(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Of the scratch memory: three counts, sequences, structs zstd::Part, first blocks, and literals, which are
-        read in words."""
+        """Bytes of the scratch memory: three counts, sequences, structs zstd::Part, first blocks, and literals, read in
+        words."""
         return 24 + 8 * self.sequences + ZSTD_PART_BYTES * self.blocks + 4 * self.frames + self.literals + 4

@@ -237,7 +237,7 @@ struct Encoded {
     __device__ bool is_full() const { return done > room; }
     __device__ bool pays(unsigned, unsigned) const { return true; }
 
-    // The rest of a length of which LONG stands in the token.
+    // The rest of a length whose token contains LONG.
     __device__ void put_rest(unsigned length) {
         if (length < LONG) return;
         unsigned full = (length - LONG) / 255;

@@ -33,7 +33,7 @@ _silent = np.errstate(divide="ignore", invalid="ignore", over="ignore")  # infin
 
 
 class BoxOptions(TypedDict, total=False):
-    """Of every filter here: see `kernels.smoothing.uniform_filter`."""
+    """Options of every filter here: see `kernels.smoothing.uniform_filter`."""
 
     mode: str | Sequence[str]
     cval: float
@@ -47,7 +47,7 @@ class BoxOptions(TypedDict, total=False):
 
 
 class Options(BoxOptions, total=False):
-    """Of those made of Gaussians: see also `kernels.smoothing.gaussian_filter`."""
+    """Options of filters made of Gaussians: see also `kernels.smoothing.gaussian_filter`."""
 
     truncate: float | None
     radius: int | Sequence[int] | None

@@ -98,7 +98,7 @@ class Method:
 
     @property
     def scheme(self) -> Scheme:
-        """Of the near part, without exclusion."""
+        """The scheme of the near part, without exclusion."""
         terms = splitting_of(self.level).terms
         return Scheme(name="split", cutoff_angstrom=self.cutoff_angstrom, dielectric=self.dielectric, split=terms)
 

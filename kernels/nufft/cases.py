@@ -88,7 +88,7 @@ class Case:
         return moved + self.points * len(self.shape) * np.dtype(self.dtype).itemsize
 
     def flops(self) -> int:
-        """Of the definition: a complex product and a sum per pair of sample and pixel."""
+        """Operations of the definition: a complex product and a sum for each pair of sample and pixel."""
         return 8 * self.coils * self.points * math.prod(self.shape)
 
 

@@ -31,7 +31,7 @@ __all__ = [
 
 
 class Options(TypedDict, total=False):
-    """Of every rank filter: see `median_filter`."""
+    """Options of every rank filter: see `median_filter`."""
 
     footprint: Any
     mode: str | Sequence[str]

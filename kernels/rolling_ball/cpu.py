@@ -13,7 +13,8 @@ from kernels.runtime.compiled import compiled
 from kernels.runtime.threads import for_each
 from kernels.smoothing.cpu.rows import load, reload, store
 
-LINES = 8  # of a part
+# Of a part. Large balls take few lines at once, so that a cancelled computation ends soon.
+MOST_LINES, MOST_STEPS = 8, 1 << 28
 
 
 def touched(heights: Any, caps: Any, sign: int, *, workers: int | None = None) -> Any:
@@ -24,11 +25,12 @@ def touched(heights: Any, caps: Any, sign: int, *, workers: int | None = None) -
     out = np.empty((planes, *outs), heights.dtype)
     target, sizes = out.reshape(-1), np.array(lengths, np.int64)
     lines = math.prod(out.shape[:-1])
+    part = min(MOST_LINES, max(MOST_STEPS // (caps.size * outs[-1]), 1))
 
     def compute(first: int) -> None:
-        touched_rows(source, sizes, target, caps, first, min(first + LINES, lines))
+        touched_rows(source, sizes, target, caps, first, min(first + part, lines))
 
-    for_each(compute, range(0, lines, LINES), workers or len(os.sched_getaffinity(0)))
+    for_each(compute, range(0, lines, part), workers or len(os.sched_getaffinity(0)))
     return out if sign > 0 else np.negative(out, out=out)
 
 

@@ -27,8 +27,9 @@ from kernels.runtime.operations import cuda_module
 
 # Without the second option, NVRTC before 13.5 takes a lambda for a host function.
 LANGUAGE = ("--std=c++17", "--device-as-default-execution-space")
-# A launch may always use this much shared memory; more must be granted to the kernel first.
+# A block may always use this much shared memory, static and dynamic; more must be granted to the kernel first.
 SHARED_BYTES_WITHOUT_ASKING = 48 * 1024
+CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES = 1  # static
 CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES = 8
 CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT = 9  # percent
 
@@ -52,12 +53,12 @@ class KernelLaunchError(KernelError):
 class Kernel:
     """A kernel loaded on one device."""
 
-    def __init__(self, expression: str, device: int, module: int, function: int) -> None:
+    def __init__(self, expression: str, device: int, module: int, function: int, static_shared_bytes: int = 0) -> None:
         self.expression = expression
         self.device = device
         self.function = function
         self._module = module  # never unloaded: kernels live as long as the process
-        self._granted_shared_bytes = SHARED_BYTES_WITHOUT_ASKING
+        self._granted_shared_bytes = SHARED_BYTES_WITHOUT_ASKING - static_shared_bytes  # dynamic
 
     def launch(
         self,
@@ -84,8 +85,8 @@ class Kernel:
         if _recording.launches is not None:
             _recording.launches.append((prepared, tuple(args)))
 
-    def grant(self, shared_bytes: int) -> None:
-        """Allows launches with this much dynamic shared memory."""
+    def _grant(self, shared_bytes: int) -> None:
+        """Allows launches with this much dynamic shared memory, in addition to the kernel's static."""
         if shared_bytes <= self._granted_shared_bytes:
             return
         driver = _driver()
@@ -122,7 +123,7 @@ class _Prepared:
                     f"{kernel.expression} is loaded on device {kernel.device}: make it the current one"
                 )
             runtime.setDevice(kernel.device)  # gives a thread that is new to CUDA its context
-            kernel.grant(self._sizes[6])
+            kernel._grant(self._sizes[6])
             if self._dependent_launch:
                 result = pdl.launch(kernel.function, self._sizes, stream, pointers)
                 if result:
@@ -361,9 +362,10 @@ def _load(device: int, operation: str, expression: str) -> Kernel:
         runtime.setDevice(device)
         module = driver.moduleLoadData(binary.code)
         function = driver.moduleGetFunction(module, binary.lowered[expression])
+        static_shared_bytes = driver.funcGetAttribute(CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, function)
     except (driver.CUDADriverError, runtime.CUDARuntimeError) as exc:
         raise KernelLaunchError(f"{expression} could not be loaded on device {device} ({architecture}): {exc}") from exc
-    return Kernel(expression, device, module, function)
+    return Kernel(expression, device, module, function, static_shared_bytes)
 
 
 def _newest_supported(capability: int) -> str:

@@ -45,7 +45,7 @@ class Resampling:
 
 
 def shape_after(shape: Sequence[int], steps: Sequence[Resampling]) -> tuple[int, ...]:
-    """That of the results of these steps."""
+    """The shape of the results of these steps."""
     counts = {step.axis: step.count for step in steps}
     return tuple(counts.get(axis, length) for axis, length in enumerate(shape))
 

@@ -213,7 +213,7 @@ def run(
     from pipeline.engine.receipt import to_json
     from pipeline.engine.run import RunOptions, check_preview, published_before, write_preview
     from pipeline.workloads import LOCAL_ONLY, JobSpec, workload_named
-    from pipeline.workloads.paths import refuse_existing
+    from pipeline.workloads.paths import refuse_existing_results
     from pipeline.workloads.protocol import Prefetches
 
     settings = load_settings(flags, file=config)
@@ -260,7 +260,7 @@ def run(
         before = published_before(job) if resume else None
         older = os.path.lexists(output)
         if before is None and no_clobber:
-            refuse_existing(output)
+            refuse_existing_results(kind, spec)
         receipt = before or _carried_out(job, options, executor.stream, quiet, no_clobber)
     if preview is not None:
         try:
@@ -278,7 +278,7 @@ def _planned(spec: JobSpec, device: PlannedDevice, options: RunOptions) -> Plann
     from pipeline.engine.run import plan_job
 
     def shortage(memory: str) -> float | None:
-        """By how many times as much it is too little."""
+        """The factor by which the memory must grow."""
         try:
             plan_job(spec, device, replace(options, memory_bytes=parse_bytes(memory))).output.discard()
         except MemoryTooSmall as error:
@@ -347,7 +347,7 @@ def _carried_out(
     """The receipt of a run, with a progress bar on a terminal."""
     from pipeline.cli.terminal import progress_bar
     from pipeline.engine.run import RunEvents, run_job
-    from pipeline.workloads.paths import refuse_existing
+    from pipeline.workloads.paths import refuse_existing_results
     from pipeline.workloads.protocol import Progress
 
     output = job.spec.output
@@ -357,7 +357,7 @@ def _carried_out(
         events = RunEvents(
             on_written=bar.written,
             on_recut=bar.recut,
-            on_computed=(lambda: refuse_existing(output)) if no_clobber else (lambda: None),
+            on_computed=(lambda: refuse_existing_results(job.workload, job.spec)) if no_clobber else (lambda: None),
             on_published=lambda: _published.append(output),
             on_kept=lambda count, chunks: kept.append(
                 (f"{count} of {counted(chunks, 'chunk')}" if count else "the last iterate")

@@ -155,7 +155,7 @@ class Job:
         raise TimeoutError(f"job {self.id} is {self.state} after {timeout_s:g} s")
 
     def wait(self, *, progress: bool = False, timeout_s: float | None = None) -> Self:
-        """Returns when the job is over, whatever its `state`.
+        """Returns when the job has ended in any `state`.
 
         progress : show a bar on stderr, or in a notebook the job itself
 

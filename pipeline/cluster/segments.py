@@ -193,7 +193,7 @@ def _noted(job: ClusterJob, first: int) -> Iterator[_Running]:
 
 
 def in_hand() -> dict[str, tuple[int, float]]:
-    """By job with running segments: the chunk that has been in one stage longest, and for how many seconds.
+    """For each job with running segments, the chunk that has been in one stage longest, and for how many seconds.
 
     While the job is opened, or chunks are made durable, it is the segment's first chunk.
     """
@@ -203,7 +203,7 @@ def in_hand() -> dict[str, tuple[int, float]]:
 
 
 def opening() -> dict[str, float]:
-    """By job that is being opened, planned and given its ring here: for how many seconds."""
+    """Seconds since each job began to be opened, planned and given its ring here."""
     now = time.monotonic()
     return {
         segment.job: now - segment.began

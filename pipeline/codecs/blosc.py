@@ -50,7 +50,7 @@ class BloscHeaders:
         self.table_ends = HEADER_BYTES + 4 * self.blocks
 
     def are_damaged(self, nbytes: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Of chunks of so many bytes."""
+        """Which chunks are damaged, given the bytes of each."""
         is_right = (nbytes >= HEADER_BYTES) & (self.version == _VERSION) & (self.stored == nbytes) & (self.typesize > 0)
         ends = np.where(self.is_stored, self.nbytes + HEADER_BYTES == nbytes, self.table_ends <= nbytes)
         found: NDArray[np.bool_] = ~(is_right & ends & self._is_block)
@@ -96,7 +96,7 @@ class BloscLayout:
         return -(-self.nbytes // self.block_bytes)
 
     def flags(self, codec: str) -> int:
-        """Of the header."""
+        """The flags byte of the header."""
         shuffled = _SHUFFLED if self.typesize > 1 else 0
         return CODECS[codec] << 5 | shuffled | (0 if self.splits == self.typesize else _NOT_SPLIT)
 

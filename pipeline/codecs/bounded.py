@@ -165,7 +165,7 @@ DECODERS: dict[str, Callable[..., Buffer]] = {
 
 
 def _jpeg_samples(data: bytes) -> int:
-    """Of the frame header. ValueError if there is none."""
+    """Samples that the frame header declares. ValueError if there is none."""
     at = 2
     while at + 10 <= len(data) and data[at] == 0xFF:
         marker, length = data[at + 1], int.from_bytes(data[at + 2 : at + 4], "big")

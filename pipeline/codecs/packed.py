@@ -73,7 +73,7 @@ class PackedBlocks:
         return memory[first : first + 32 * count].view(np.uint64).reshape(4, count)
 
     def blocks(self, memory: Memory) -> Any:
-        """Of `kernels.blocks.BLOCK`."""
+        """Records of `kernels.blocks.BLOCK`."""
         first, count = self.tables[1], self.counts[1]
         return memory[first : first + BLOCK.itemsize * count].view(BLOCK)
 
@@ -227,7 +227,7 @@ class Packing:
             self._stored.append(stored)
 
     def _rooms(self, sizes: Numbers) -> Numbers:
-        """Where bytes go when they are decoded, each aligned."""
+        """Aligned offsets of the decoded bytes."""
         ends: Numbers = self._decoded_bytes + np.cumsum(-(-sizes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES)
         first, self._decoded_bytes = self._decoded_bytes, int(ends[-1]) if len(ends) else self._decoded_bytes
         return np.concatenate([[first], ends[:-1]]) if len(ends) else ends
@@ -238,14 +238,14 @@ class Packing:
 
 
 def origin_rows(origins: Sequence[tuple[int, ...]] | Numbers, axes: int) -> NDArray[np.int32]:
-    """As rows of `AXES` numbers, zeros first."""
+    """The origins as rows of `AXES` numbers, zeros first."""
     rows = np.zeros((len(origins), AXES), np.int32)
     rows[:, AXES - axes :] = origins
     return rows
 
 
 def _zstd_room(memory: Memory, streams: NDArray[np.uint64]) -> ZstdRoom:
-    """Of frames in the memory: as much as they declare, but no more than whole ones need."""
+    """Scratch memory of frames: as much as they declare, but no more than whole ones need."""
     from pipeline.codecs.loops.streams import zstd_room
 
     frames, nbytes = streams.shape[1], int(streams[3].sum())

@@ -99,7 +99,7 @@ def threads_for(count: int, nbytes: int) -> int:
 
 
 def thread_count() -> int:
-    """Of a pool: one for each core."""
+    """Threads of a pool: one for each core."""
     return min(len(os.sched_getaffinity(0)), _MOST_THREADS)
 
 

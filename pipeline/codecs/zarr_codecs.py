@@ -13,7 +13,7 @@ from pipeline.codecs.bounded import decode, encoded_limit
 
 # Without a bound of its own, and of the largest chunk.
 LARGEST_BYTES = 1 << 30
-# numcodecs is told nothing of the chunk. zarr's threads and tasks take over the caller's context.
+# numcodecs does not know the chunk. zarr's threads and tasks take over the caller's context.
 _limit: ContextVar[int] = ContextVar("limit", default=LARGEST_BYTES)
 
 

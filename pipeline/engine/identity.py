@@ -110,7 +110,7 @@ class InputIdentity:
 
 
 def sha256_of_file(path: Path) -> str:
-    """Of a small file. Raises OSError."""
+    """The SHA-256 of a small file. Raises OSError."""
     with open(path, "rb", buffering=0, opener=open_beneath) as file:
         return hashlib.sha256(file.read()).hexdigest()
 
@@ -126,7 +126,7 @@ def _blocks(path: Path) -> Iterator[bytes]:
 
 
 def _objects_version(path: ObjectPath) -> dict[str, Any]:
-    """Of an object its size, time and ETag; of a Zarr those of its metadata, since listing chunks takes long."""
+    """Size, time and ETag of an object; of a Zarr, those of its metadata, since listing chunks takes long."""
     listing, total, newest, count = hashlib.sha256(), 0, 0, 0
     for each in (path / name for name in METADATA_NAMES) if is_zarr(path) else [path]:
         try:

@@ -109,7 +109,7 @@ def _parameters(workload: Workload, given: Mapping[str, Any], receipt: Path, *, 
 
 
 def _refuse_changed_parameters(output: Path, recorded: Mapping[str, Any], parameters: Parameters) -> None:
-    """Of further files these hold the sizes and times."""
+    """The parameters contain the sizes and times of further files."""
     for name, now in parameters.in_force().items():
         before = recorded.get(name, now)
         if json.dumps(before) != json.dumps(now):

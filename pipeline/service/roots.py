@@ -72,11 +72,11 @@ class DataRoots:
                     )
 
     def of(self, group: str) -> DataRoots:
-        """Those of a group's jobs."""
+        """The roots of a group's jobs."""
         return self._groups.get(group, self)
 
     def seen_by(self, groups: Iterable[str] | None) -> list[DataRoots]:
-        """Those of these groups, each once; None: of all groups."""
+        """The roots of these groups, each once; None: of all groups."""
         if groups is None:
             return [self, *self._groups.values()]
         return list({id(each): each for each in map(self.of, groups)}.values())

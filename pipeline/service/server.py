@@ -233,8 +233,8 @@ def _open_workers(settings: Settings) -> Iterator[Executor]:
 
 
 def _executor_settings(settings: ServiceSettings) -> Settings:
-    """By default every GPU, or one process on the CPU if there is none. `open_executor` refuses contradictions and
-    missing GPUs."""
+    """The executor's settings: by default every GPU, or one process on the CPU if there is none. `open_executor`
+    refuses contradictions and missing GPUs."""
     device, workers = settings.device, settings.workers
     if settings.scheduler is None and device in ("auto", "cpu"):
         on_cpu = device == "cpu" or not usable_gpus()

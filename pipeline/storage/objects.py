@@ -207,7 +207,7 @@ class ObjectPath(PosixPath):
         return not self.scheme.startswith("http")
 
     def glob(self, pattern: str, **_: Any) -> Generator[Any, None, None]:
-        """Those of `iterdir` whose names match; of a server that does not list, none."""
+        """The entries of `iterdir` whose names match; none if the server does not list."""
         if self.lists:
             yield from (path for path in self.iterdir() if fnmatch.fnmatchcase(path.name, pattern))
 

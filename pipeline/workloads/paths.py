@@ -12,7 +12,7 @@ from pipeline.storage.confinement import resolved
 from pipeline.storage.objects import ObjectPath
 from pipeline.storage.partial import partial_path, samples_path
 from pipeline.storage.writable import writing
-from pipeline.workloads.protocol import JobSpec
+from pipeline.workloads.protocol import JobSpec, Workload, WritesMore
 
 
 def receipt_path(output: Path) -> Path:
@@ -57,6 +57,12 @@ def refuse_existing(output: Path) -> None:
         raise OutputError(f"{output}: exists, and --no-clobber keeps it; choose another name, or remove it")
 
 
+def refuse_existing_results(workload: Workload, spec: JobSpec) -> None:
+    """The same for every result of a job."""
+    for each in (spec.output, *(workload.beside(spec) if isinstance(workload, WritesMore) else ())):
+        refuse_existing(each)
+
+
 def refuse_same_file(spec: JobSpec) -> None:
     """OutputError where writing the output, its partial file or its receipt would touch the input, by any name.
 
@@ -77,5 +83,5 @@ def refuse_same_file(spec: JobSpec) -> None:
 
 
 def _is_same(one: Path, other: Path) -> bool:
-    # An input that cannot be looked at is named by whoever opens it.
+    # If the input cannot be examined, opening it reports that.
     return one == other or (os.path.exists(one) and other.exists() and one.samefile(other))  # noqa: PTH110

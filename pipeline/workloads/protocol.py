@@ -309,6 +309,13 @@ class Workload(Protocol):
         """Read headers only, and refuse what cannot be done. Raises UserError."""
 
 
+@runtime_checkable
+class WritesMore(Protocol):
+    """A workload whose jobs may have other results, beside their output."""
+
+    def beside(self, spec: JobSpec) -> Sequence[Path]: ...
+
+
 # Optional capabilities of an open job
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from pipeline.api_models import JobLimits
 from pipeline.config import explain, format_bytes, load_settings, parse_bytes
 from pipeline.errors import ParameterError
 from pipeline.service.settings import ServiceSettings, load_service_settings
+from pipeline.workloads import workload_named
 
 
 @pytest.mark.parametrize(
@@ -135,6 +137,13 @@ def test_a_body_that_is_no_object():
     text = "Input should be a valid dictionary or object to extract fields from"
     fault = {"type": "model_attributes_type", "msg": text, "input": []}
     assert explain(fault) == "must be an object; got []"
+
+
+@pytest.mark.parametrize("given", ["nan", " -NaN", math.nan])
+def test_nan_is_no_number_rather_than_beyond_a_bound(given):
+    with pytest.raises(ValidationError) as error:
+        workload_named("rolling-ball").Parameters(radius=given)
+    assert explain(error.value.errors()[0]) == f"must be a number less than or equal to 200; got {given!r}"
 
 
 def test_a_bound_of_memory_has_a_unit():

@@ -75,7 +75,7 @@ class ExactCase:
         return values.astype(np.complex64)
 
     def flops(self) -> int:
-        """Of the definition, for one transform: a complex product and a sum per pair."""
+        """Operations of the definition, for one transform: a complex product and a sum for each pair."""
         return 8 * self.coils * self.points * math.prod(self.shape)
 
     def bytes(self) -> int:

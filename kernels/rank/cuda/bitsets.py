@@ -12,7 +12,6 @@ from kernels.rank.task import Task
 from kernels.runtime.launch import blocks_of, kernel
 
 ROWS, LINES, GROUPS = 32, 64, 8  # of bitsets.cuh
-STATIC_BYTES = 2048  # at least those of the kernel's own arrays
 MAX_SAMPLES = (1 << 31) - 1
 MIN_TAPS, MAX_ROWS, MAX_COLUMNS = 4, 33, 65  # of a window: counts fit bytes, samples of a tile 13 bits
 FLAT_ROWS, FLAT_COLUMNS = 8, 17  # moving windows are faster for windows with at most 8 rows and more than 17 columns
@@ -89,11 +88,9 @@ def run(image: Any, task: Task, out: Any, stream: Any) -> None:
         **planes_of(task), taps_y=rows.taps, taps_x=columns.taps, inner=task.inner,
         rank=task.whole_rank,
     )  # fmt: skip
-    shared_bytes = shape.shared_bytes(task.dtype.itemsize)
-    found = kernel("rank", _entry(task.dtype.name, shape))
-    found.grant(shared_bytes + STATIC_BYTES)
-    found.launch(
+    kernel("rank", _entry(task.dtype.name, shape)).launch(
         (blocks_of(columns.out_length, shape.across), blocks_of(rows.out_length, ROWS),
          task.planes * planes.length * task.inner),
-        (32 * shape.warps,), (image, out, bitsets, constants(task)[0]), shared_bytes=shared_bytes, stream=stream,
+        (32 * shape.warps,), (image, out, bitsets, constants(task)[0]),
+        shared_bytes=shape.shared_bytes(task.dtype.itemsize), stream=stream,
     )  # fmt: skip

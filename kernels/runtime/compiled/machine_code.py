@@ -93,7 +93,7 @@ def _is_number(value: Any) -> bool:
 
 
 def name_of(kind: type) -> str:
-    """Of a kind of tuples."""
+    """The name of a kind of tuples."""
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
@@ -156,7 +156,7 @@ def load(function: Any, kinds: Sequence[Any]) -> Callable[..., Any] | None:
 
 
 def _path(function: Any, kinds: Sequence[Any], chosen: str) -> Path | None:
-    """Where the code is kept; None if it is not: of a closure, or without a source file."""
+    """The file of the code; None for closures and functions without a source file, whose code is not kept."""
     code = function.__code__
     try:
         stamp = os.stat(code.co_filename)  # noqa: PTH116 - a name

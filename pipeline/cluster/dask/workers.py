@@ -288,7 +288,7 @@ class SomeWorkers:
         self.lock, self.tell, self.start_on = workers.lock, workers.tell, workers.start_on
 
     def addresses(self) -> list[str]:
-        """Those of the chosen workers that are alive, as many as there may be."""
+        """Addresses of the chosen workers that are alive, at most as many as allowed."""
         heard = self._workers.last_heard()
         with _choosing:
             for lost in [address for address in self._chosen if address not in heard]:

@@ -268,7 +268,7 @@ class _Gang:
         self._workers.tell(sorted(calls), give_up_rank, self._session, epoch, reason)
 
     def _missing(self, addresses: set[str]) -> set[str]:
-        """Those that the scheduler has lost, or has not heard from for too long."""
+        """The addresses that the scheduler has lost, or has not heard from for too long."""
         silence = self._silence.seconds(self._workers.last_heard())
         return {address for address in addresses if silence.get(address, float("inf")) > self._limits.silent_s}
 

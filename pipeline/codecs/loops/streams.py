@@ -17,7 +17,7 @@ from pipeline.codecs.loops.system import Memory, Table
 
 @compiled
 def _number(memory: Any, at: Any, nbytes: Any) -> Any:
-    """Of little-endian bytes; zeros beyond the memory."""
+    """The number in little-endian bytes, zeros beyond the memory."""
     found = np.int64(0)
     for place in range(min(nbytes, len(memory) - at)):
         found |= np.int64(memory[at + place]) << (8 * place)

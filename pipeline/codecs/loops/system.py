@@ -166,7 +166,7 @@ def _rows(extents: Any) -> Any:
 
 @compiled
 def _offset(row: Any, strides: Any, extents: Any) -> Any:
-    """Where a row of an array begins."""
+    """The offset in bytes of a row of an array."""
     offset = 0
     for axis in range(len(extents) - 2, -1, -1):
         offset += row % extents[axis] * strides[axis]

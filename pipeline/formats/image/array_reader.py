@@ -53,7 +53,7 @@ class ArrayReader(ImageReader):
 def file_array(path: Path, dtype: DTypeLike, shape: tuple[int, ...], *, offset: int = 0, after: int = 0) -> Any:
     """An array in C order from byte `offset` of a file, memory-mapped; of a .gz in memory.
 
-    offset : from the file's start; if negative, the array and `after` end the file, whatever its beginning
+    offset : from the file's start; if negative, the array and `after` are at the end of the file
     after  : bytes that follow the array
 
     InputError if the file is not exactly as long as it must be.

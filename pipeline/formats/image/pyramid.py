@@ -113,7 +113,7 @@ class Reduction:
         return out
 
     def _means(self, rows: NDArray[Any]) -> NDArray[Any]:
-        """Of rows × columns × samples, in the dtype or a wider one."""
+        """Means of rows × columns × samples, in the dtype or a wider one."""
         with np.errstate(over="ignore", invalid="ignore"):
             if rows.dtype.kind == "f":
                 means = _sums(rows, np.float64) / 4

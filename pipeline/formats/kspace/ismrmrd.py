@@ -294,8 +294,8 @@ class Ismrmrd(KSpaceReader):
         )
 
     def _placements(self) -> tuple[Placement, ...]:
-        """Of each slice, by its first acquisition; empty if the directions are not perpendicular. They are normalised
-        first, since files may store few digits."""
+        """The placement of each slice, from its first acquisition; empty if the directions are not perpendicular.
+        They are normalised first, since files may store few digits."""
         found = []
         for slice_ in range(len(self._slices)):
             head = self._heads[self._groups[slice_][0]]

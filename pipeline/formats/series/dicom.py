@@ -208,7 +208,7 @@ def _describe(file: Any, header: SeriesHeader) -> None:
 
 
 def _common() -> dict[str, str]:
-    """Of the image and of its frames."""
+    """Attributes that the image and its frames share."""
     return {
         "PixelPresentation": "MONOCHROME",
         "VolumetricProperties": "VOLUME",

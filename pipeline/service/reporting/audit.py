@@ -27,7 +27,7 @@ from pipeline.errors import ParameterError
 LOG = logging.getLogger("millrace.service")
 SYNC_S = 1.0
 MOST_WAITING = 10_000  # entries, while the disk does not keep up
-# Of refused requests: anyone may make them, at any rate.
+# Limit for refused requests, which anyone can send at any rate.
 MOST_REFUSALS_A_SECOND = 10
 _TOKEN = re.compile(r"mr_[A-Za-z0-9_-]{8,}")
 _END = None

@@ -51,8 +51,8 @@ from pipeline.service.running.cleanup import Cleanup
 from pipeline.service.running.job_process import JobProcesses, Lease, ProcessDied
 from pipeline.service.running.parameters import parameters_of
 from pipeline.service.store import Facts, StoredJob, Used
-from pipeline.workloads import Chunk, JobSpec, OpenJob, Plan
-from pipeline.workloads.paths import refuse_existing
+from pipeline.workloads import Chunk, JobSpec, OpenJob, Plan, workload_named
+from pipeline.workloads.paths import refuse_existing_results
 from pipeline.workloads.protocol import Previews
 
 LOG = logging.getLogger("millrace.service")
@@ -369,7 +369,7 @@ class Run:
 
     def _refuse_older(self) -> None:
         if self.claimed.asked.no_clobber:
-            refuse_existing(self.roots.writable(self.claimed.asked.output))
+            refuse_existing_results(workload_named(self.claimed.asked.workload), self._spec())
 
     def note_memory(self, memory_bytes: int | None, gpu_memory_bytes: int | None) -> None:
         if memory_bytes is not None:

@@ -206,7 +206,7 @@ class Together:
             return self._published(receipt, digests.result())
 
     def _spec(self) -> JobSpec:
-        """Of the list, which is written here."""
+        """The job of the list of files, which this writes."""
         company, asked = self._company, self._run.claimed.asked
         files = FileList(
             files=tuple(each.file for each in company.members), folder=str(company.folder), stored=company.stored

@@ -11,7 +11,7 @@ from pathlib import Path
 BUSY_MS = 10_000
 # The write-ahead log is truncated to this after a checkpoint.
 LOG_BYTES = 16 << 20
-# Of each connection. Another connection's write empties it, so more would rarely help.
+# Cache of each connection. Another connection's write empties it, so more would rarely help.
 CACHE_KIB = 512
 _PRAGMAS = (
     "journal_mode = WAL",

@@ -30,7 +30,7 @@ _SPENT: Mapping[str, Any] = {
 
 @dataclass(frozen=True)
 class Blocked:
-    """Those whose queued jobs wait."""
+    """The owners and groups whose queued jobs wait."""
 
     owners: Sequence[str]
     groups: Sequence[str]

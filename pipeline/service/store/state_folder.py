@@ -177,7 +177,7 @@ def restore(state_dir: Path, backup: Path) -> Path | None:
 
 
 def _copy(source: Path, target: Path) -> None:
-    """By SQLite's backup, in one piece: it takes what other processes have written so far, and does not stop them."""
+    """Copies with SQLite's backup: a consistent snapshot, while other processes go on writing."""
     with (
         storing(source),
         closing(sqlite3.connect(f"{source.absolute().as_uri()}?mode=ro", uri=True)) as connection,

@@ -129,7 +129,7 @@ def show(service: ThisService, viewer: _Viewer, job: str) -> Response:
     receipt: Mapping[str, Any] = stored.receipt or {}
     progress = progress_view(stored, service.runner.under_way(job))
     stages = {stage.name: stage for stage in progress.stages or stages_of(receipt)}
-    # Of jobs that ran together it is drawn when it is asked for.
+    # The preview of jobs that ran together is drawn on request.
     has_preview = "together" in receipt or (service.previews / f"{stored.job.id}.png").is_file()
     drawing = stored.job.state is State.SUCCEEDED and time.time() - (stored.finished_at or 0.0) < DRAWING_S
     rates = {name: f"{format_bytes(stages[name].rate)}/s" if name in stages else "–" for name in ("read", "write")}

@@ -118,6 +118,14 @@ class CroppedReader(ImageReader):
         self.whole.close()
 
 
+def cropped_axes(reader: ImageReader) -> set[int]:
+    """The axes along which it is a part of an image, which goes on beyond that."""
+    if not isinstance(reader, CroppedReader):
+        return set()
+    both = zip(reader.header.shape, reader.whole.header.shape, strict=True)
+    return {axis for axis, (part, whole) in enumerate(both) if part != whole}
+
+
 class _Picked(ImageReader):
     """Every so many time points or channels of an image."""
 
@@ -151,7 +159,7 @@ class _Picked(ImageReader):
 
 
 def _parsed(text: str) -> dict[str, IndexRange]:
-    """By axis letter; ValueError if it is not of that form."""
+    """The parts by axis letter. ValueError for text of another form."""
     ranges: dict[str, IndexRange] = {}
     for part in text.split(",") if text.strip() else ():
         found = _ALONG.fullmatch(part)

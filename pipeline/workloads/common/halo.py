@@ -13,6 +13,7 @@ from kernels.smoothing.borders import OUTSIDE, border_indices
 from pipeline.codecs.packed import PackedBlocks
 from pipeline.formats.image.base import ImageReader, Region
 from pipeline.workloads.common.crop import CroppedReader
+from pipeline.workloads.common.image_plan import within
 
 
 def read_with_borders(reader: ImageReader, region: Region, mode: str, cval: float, out: NDArray[Any]) -> None:
@@ -31,7 +32,7 @@ def read_with_borders(reader: ImageReader, region: Region, mode: str, cval: floa
         reader.read(region, out)
         return
     if all(inside.shape):
-        _read_into(reader, inside, out[_relative(inside, region)])
+        _read_into(reader, inside, out[within(inside, region)])
     for axis in range(len(shape)):
         _fill_beyond(reader, region, inside, axis, mode, cval, out)
 
@@ -61,7 +62,7 @@ def pack_with_borders(
         for axis in range(len(shape)):
             _fill_beyond(reader, region, inside, axis, mode, cval, out)
 
-    return replace(packed, target=_relative(inside, region), complete=complete)
+    return replace(packed, target=within(inside, region), complete=complete)
 
 
 def _inside(region: Region, shape: tuple[int, ...]) -> Region:
@@ -119,14 +120,8 @@ def _read_into(reader: ImageReader, region: Region, target: NDArray[Any]) -> Non
     target[...] = samples
 
 
-def _relative(inner: Region, outer: Region) -> tuple[slice, ...]:
-    return tuple(
-        slice(start - base, stop - base) for start, stop, base in zip(inner.start, inner.stop, outer.start, strict=True)
-    )
-
-
 def _along(axis: int, start: int, count: int, ndim: int, step: int = 1) -> tuple[slice, ...]:
-    """Of `count` samples; step 0: of one, which is repeated."""
+    """The index of `count` samples along an axis; step 0: of one sample, which is repeated."""
     end = start + count * step if step else start + 1
     span = slice(start, None if end < 0 else end, step or 1)
     return tuple(span if each == axis else slice(None) for each in range(ndim))

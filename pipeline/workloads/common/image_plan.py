@@ -34,7 +34,7 @@ def plan_image(
     further: ArraySpec | None = None,
     most_bytes: int | None = None,
     whole: Collection[int] = (),
-    pads_uncut: bool = False,
+    padded: Collection[int] = (),
     storage: Storage | None = None,
     also: Sequence[tuple[Path, ImageHeader]] = (),
 ) -> Plan:
@@ -47,7 +47,7 @@ def plan_image(
     whole      : axes that no chunk parts, besides the samples of a pixel
     storage    : of the output
     also       : further outputs of the same shape
-    pads_uncut : chunks hold the halo along every axis; else only along those that are cut
+    padded     : axes along which chunks hold the halo even if they are not cut
 
     Raises ParameterError if not even the smallest chunk fits the budget, or if there would be too many.
     """
@@ -68,7 +68,7 @@ def plan_image(
         limit = min(limit, most_bytes)
     cut: Callable[..., Tiling | None] = partial(
         best_tiling, source.shape, halo, max(source.dtype.itemsize, header.dtype.itemsize),
-        whole={*whole, *(axis for axis, letter in enumerate(source.axes) if letter == "S")}, pads_uncut=pads_uncut,
+        whole={*whole, *(axis for axis, letter in enumerate(source.axes) if letter == "S")}, padded=padded,
         multiple=multiple,
     )  # fmt: skip
 
@@ -153,6 +153,11 @@ def grown(region: Region, halo: Sequence[tuple[int, int]]) -> Region:
         tuple(start - before for start, (before, _) in zip(region.start, halo, strict=True)),
         tuple(stop + after for stop, (_, after) in zip(region.stop, halo, strict=True)),
     )
+
+
+def within(region: Region, whole: Region) -> tuple[slice, ...]:
+    """A region in an array of another that holds it."""
+    return tuple(slice(a - c, b - c) for a, b, c in zip(region.start, region.stop, whole.start, strict=True))
 
 
 def remarks(axes: Sequence[int], header: ImageHeader, output: Path) -> dict[str, str]:

@@ -53,7 +53,7 @@ class IndexRange:
         return cls(begin, end, step or 1)
 
     def of(self, count: int, option: str, path: Path) -> range:
-        """Those chosen of so many. ParameterError where there are none, or the range reaches beyond them.
+        """The chosen indices below `count`. ParameterError if there are none, or if the range ends beyond `count`.
 
         option, path : for the message: what chooses, and what is chosen from
         """

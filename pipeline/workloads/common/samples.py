@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from typing import Any
 
@@ -18,26 +17,11 @@ _WIDER: dict[str, np.dtype[Any]] = {
 _WIDER |= dict.fromkeys(("uint32", "int32", "uint64", "int64"), np.dtype(np.float64))
 # float64 holds every whole number up to this.
 EXACT = 1 << 53
-VECTOR = np.dtype(np.complex128)  # as many bytes as a GPU copies at once
 
 
 def module_of(array: Any) -> Any:
     """The module `numpy` or `cupy`, without importing it."""
     return sys.modules[type(array).__module__.partition(".")[0]]
-
-
-def copy_rows(source: Any, part: tuple[slice, ...], target: Any) -> None:
-    """`target[...] = source[part]` of C-contiguous arrays; by whole vectors on CUDA, if rows are cut there."""
-    row = max((axis for axis in range(source.ndim) if source.shape[axis] != target.shape[axis]), default=0)
-    begin, length = (n * source.strides[row] for n in (part[row].start or 0, target.shape[row]))
-    apart, rows = source.shape[row] * source.strides[row], math.prod(target.shape[:row])
-    are_vectors = not any(n % VECTOR.itemsize for n in (begin, length, apart))
-    if module_of(source) is np or target.shape[:row] != source.shape[:row] or not are_vectors:
-        target[...] = source[part]
-        return
-    vectors = source.reshape(rows, -1).view(VECTOR)[:, begin // VECTOR.itemsize :]
-    to = target.reshape(rows, -1).view(VECTOR)
-    to[...] = vectors[:, : to.shape[1]]
 
 
 def computed_in(stored: np.dtype[Any]) -> np.dtype[Any]:

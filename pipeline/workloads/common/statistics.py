@@ -76,7 +76,7 @@ class ImageStatistics:
                 self._totals.add_sparse(partial)
 
     def describe(self) -> list[dict[str, Any]]:
-        """By channel, of the chunks counted so far."""
+        """The statistics by channel of the chunks counted so far."""
         with self._lock:
             return self._totals.describe()
 

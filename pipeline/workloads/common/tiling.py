@@ -24,14 +24,14 @@ class Tiling:
 
     halo       : samples that a chunk needs before and after along each axis
     grain      : the file's blocks along each axis, which cuts had better not part
-    pads_uncut : the halo is read along every axis; else only along those that are cut
+    padded     : axes along which the halo is read even if they are not cut
     """
 
     shape: tuple[int, ...]
     extents: tuple[int, ...]
     halo: tuple[tuple[int, int], ...]
     grain: tuple[int, ...]
-    pads_uncut: bool = False
+    padded: frozenset[int] = frozenset()
 
     def is_cut(self, axis: int) -> bool:
         return self.extents[axis] < self.shape[axis]
@@ -39,7 +39,9 @@ class Tiling:
     @property
     def chunk_halo(self) -> tuple[tuple[int, int], ...]:
         """The halo that is read: by default none along an uncut axis, where the border mode applies as it is."""
-        return tuple(halo if self.pads_uncut or self.is_cut(axis) else (0, 0) for axis, halo in enumerate(self.halo))
+        return tuple(
+            halo if axis in self.padded or self.is_cut(axis) else (0, 0) for axis, halo in enumerate(self.halo)
+        )
 
     def input_samples(self) -> int:
         halos = self.chunk_halo
@@ -84,7 +86,7 @@ def best_tiling(
     whole: Collection[int] = (),
     grain: tuple[int, ...] | None = None,
     multiple: tuple[int, ...] | None = None,
-    pads_uncut: bool = False,
+    padded: Collection[int] = (),
     budget_bytes: int,
     target_bytes: int,
 ) -> Tiling | None:
@@ -95,7 +97,7 @@ def best_tiling(
     budget does not hold the smallest chunk.
     """
     grain, multiple = grain or (1,) * len(shape), multiple or (1,) * len(shape)
-    uncut = Tiling(shape=shape, extents=shape, halo=tuple(halo), grain=grain, pads_uncut=pads_uncut)
+    uncut = Tiling(shape=shape, extents=shape, halo=tuple(halo), grain=grain, padded=frozenset(padded))
     limit = min(target_bytes, budget_bytes)
     best: Tiling | None = None
     while True:

@@ -195,7 +195,7 @@ class CoulombJob:
         return FarFields(self._method, self._frames, grid, self.parameters.combine)
 
     def _far_remarks(self) -> dict[str, Any]:
-        """Of a scheme with a far part: its mesh, of the first frame, and what is assumed about the surroundings."""
+        """For schemes with a far part: the mesh of the first frame, and the assumed surroundings."""
         if self._far is None or self._method is None:
             return {}
         found: dict[str, Any] = {"mesh": list(self._far.mesh.shape), "accuracy": self._method.accuracy}
@@ -256,7 +256,7 @@ class CoulombJob:
 
     @cached_property
     def _reach(self) -> Reach:
-        """Of a single frame."""
+        """The reach of a single frame."""
         return Reach(self._frames.frame(0).coordinates, self._scheme, self._frames.cells[0])
 
     def hold_at_most(self, budget_bytes: int) -> int:

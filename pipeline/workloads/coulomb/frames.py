@@ -98,7 +98,7 @@ class ChosenFrames:
 
     @property
     def nbytes(self) -> int:
-        """Of the atoms of one frame."""
+        """Bytes of the atoms of one frame."""
         return self.n_atoms * ATOM_BYTES
 
     @property
@@ -145,7 +145,7 @@ class ChosenFrames:
 
     @property
     def coordinates(self) -> ArraySpec:
-        """Of one frame, in the precision of the file."""
+        """The coordinates of one frame, in the precision of the file."""
         return ArraySpec((self.n_atoms, 3), self._trajectory.coordinate_dtype)
 
     def first_atoms(self) -> Array:
@@ -214,7 +214,7 @@ class ChosenFrames:
 
 
 def _corners(points: Array) -> tuple[Array, Array]:
-    """Of the box around points (n, 3). Rows of 256 points, since NumPy reduces rows of 3 numbers slowly."""
+    """Corners of the box around points (n, 3). Rows of 256 points, since NumPy reduces rows of 3 numbers slowly."""
     whole = len(points) // 256 * 256
     sides, rest = points[:whole].reshape(-1, 3 * 256), points[whole:]
     if whole:

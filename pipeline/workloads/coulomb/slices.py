@@ -94,7 +94,7 @@ class MiddleSlices:
         )
 
     def _panel(self, across: int, limit: float, magnify: int) -> Panel:
-        """Of two axes, the first runs to the right and the second upwards, as in a plot."""
+        """A panel across one axis. Of the others, the first runs to the right and the second upwards, as in a plot."""
         right, up = (axis for axis in range(3) if axis != across)
         plane = self._planes[across]
         pixels = coloured(plane.T[::-1], limit).repeat(magnify, 0).repeat(magnify, 1)

@@ -15,7 +15,7 @@ from kernels.bilateral import bilateral as filtered
 from pipeline.errors import ParameterError
 from pipeline.workloads.common.extents import OR_TEXT
 from pipeline.workloads.common.samples import computed_in_floats
-from pipeline.workloads.filters.window import Axes, NanPolicy, NoData
+from pipeline.workloads.filters.window import Axes, NanPolicy, NoData, borders
 from pipeline.workloads.operator import image_operator
 
 SigmaRange = Annotated[
@@ -104,6 +104,7 @@ def _computes_in(stored: np.dtype[Any]) -> np.dtype[Any]:
     tolerance=_tolerance,
     keeps_range=True,
     missing_as_nan=True,
+    extends=True,
 )
 def bilateral(
     block: Any,
@@ -126,6 +127,6 @@ def bilateral(
     omits = nan_policy == "omit" and block.dtype.kind == "f"
     # Values that are so far from all others have the weight 0; they are divided by sigma_range.
     far = xp.where(xp.isnan(block), np.finfo(block.dtype).max / 4 * min(sigma_range, 1), block) if omits else block
-    filtered(far, sigma_range, sigmas, size=sizes, mode="valid", **options)
+    filtered(far, sigma_range, sigmas, size=sizes, **borders(block, out, axes, edges), **options)
     if omits:
         xp.copyto(out, np.nan, where=xp.isnan(edges.wanted(block)))

@@ -15,6 +15,8 @@ from pipeline.config import explain
 from pipeline.errors import ParameterError, counted
 from pipeline.formats import image as images
 from pipeline.formats.image.base import ImageHeader
+from pipeline.formats.image.file_list import is_list
+from pipeline.workloads.many_files import NotTogether
 from pipeline.workloads.operator import ImageOperator
 from pipeline.workloads.operator.job import OperatorJob
 from pipeline.workloads.operator.parameters import OperatorParameters
@@ -59,12 +61,18 @@ class Chain:
     def check_output(self, path: Path) -> None:
         images.format_for_output(path)
 
+    def beside(self, spec: JobSpec) -> list[Path]:
+        keep = getattr(spec.parameters, "keep", None)
+        return [] if keep is None else [_kept_path(spec.output, keep)]
+
     def open(self, spec: JobSpec) -> OperatorJob:
         asked = spec.parameters
         assert isinstance(asked, ChainParameters)
         calls = [_call(number, text, asked) for number, text in enumerate(asked.step, 1)]
         kept = None
         if asked.keep is not None:
+            if is_list(spec.input):
+                raise NotTogether(f"{spec.input}: a list has no second result; run the files one after the other")
             if asked.keep >= len(calls):
                 raise ParameterError(
                     f"--keep {asked.keep}: name a step before the last, whose result is OUTPUT; the chain has "
@@ -107,6 +115,8 @@ def _call(number: int, text: str, shared: ChainParameters) -> tuple[ImageOperato
                 each for each in operator.Parameters.model_fields if each not in OperatorParameters.model_fields
             )
             raise ParameterError(f"{where}: {name} has no parameter {key}; it has {own}")
+        if key in given:
+            raise ParameterError(f"{where}: {key} is given twice: give it once")
         given[key] = value
     try:
         return operator, operator.Parameters(mode=shared.mode, cval=shared.cval, **given)

@@ -21,7 +21,7 @@ from pipeline.formats.image.base import ImageHeader
 from pipeline.workloads.common.extents import OR_TEXT
 from pipeline.workloads.common.gaussians import definition_of
 from pipeline.workloads.common.samples import computed_in, computed_in_floats
-from pipeline.workloads.filters.window import Axes, NanPolicy, NoData, Size, modes
+from pipeline.workloads.filters.window import Axes, NanPolicy, NoData, Size, borders
 from pipeline.workloads.operator import image_operator
 from pipeline.workloads.operator.edges import Edges
 
@@ -43,7 +43,7 @@ Gaussian = tuple[Sequence[float], Sequence[int]]  # deviation, for all axes or f
 
 
 def _operator(**options: Any) -> Callable[[Callable[..., Any]], Any]:
-    usual: dict[str, Any] = {"computes_in": computed_in_floats, "missing_as_nan": True}
+    usual: dict[str, Any] = {"computes_in": computed_in_floats, "missing_as_nan": True, "extends": True}
     return lambda function: image_operator(function, **usual | options)
 
 
@@ -57,7 +57,7 @@ def _each(name: str, values: Any, axes: int) -> tuple[Any, ...]:
 def _windows(
     of: Gaussian, axes: Sequence[int], dtype: Any = np.float32, *, nan_policy: str = "propagate"
 ) -> list[Window]:
-    """Those of float32 along neighbouring axes reach at least as far as all others."""
+    """The windows of a Gaussian. Those of float32 along neighbouring axes reach at least as far as all others."""
     sigma, orders = of
     sigmas = _each("sigma", sigma, len(orders))
     direct, border_modes = nan_policy == "omit", ["reflect"] * len(axes)
@@ -105,16 +105,17 @@ def _apply(
     *others: Any,
     axes: Any,
     edges: Edges,
+    out: Any,
     nan_policy: str = "propagate",
     **options: Any,
 ) -> None:
     """Fill `out` with a function of `kernels.composites`, which computes these Gaussians in floats."""
-    dtype, border_modes = block.dtype if block.dtype.kind == "f" else np.float32, ["valid"] * len(axes)
+    dtype, found = block.dtype if block.dtype.kind == "f" else np.float32, borders(block, out, axes, edges)
     reach = _widest(gaussians, axes, dtype, nan_policy=nan_policy)
-    part, offset = _looked_at(block, reach, axes, edges, border_modes)
+    part, offset = _looked_at(block, reach, axes, edges, found["mode"])
     each = [_each("sigma", sigma, len(axes)) for sigma in sigmas]
-    options |= {"mode": border_modes, "axes": axes, "offset": offset, "nan_policy": nan_policy, "workers": 1}
-    function(part, *each, *others, **options)
+    options |= {"axes": axes, "offset": offset, "nan_policy": nan_policy, "out": out, "workers": 1}
+    function(part, *each, *others, **found, **options)
 
 
 def _described(gaussians: Callable[..., list[Gaussian]]) -> Callable[..., dict[str, str]]:
@@ -138,7 +139,7 @@ def _described(gaussians: Callable[..., list[Gaussian]]) -> Callable[..., dict[s
 
 
 def _work(floats: float) -> Callable[[Any], float]:
-    """Those of the arrays that are held at once. If samples are left out, those that count are filtered, too."""
+    """Floats of the arrays that are held at once. If samples are left out, a mask of the others is filtered, too."""
     return lambda asked: floats * (2.5 if _policy(asked) == "omit" else 1)
 
 
@@ -175,7 +176,7 @@ def _is_mean(asked: Any) -> bool:
     return not any(asked.order or ())
 
 
-@_operator(**_of(_derived), dtype=_dtype_derived, keeps_range=_is_mean, keeps_rows=True, missing_as_nan=_is_mean)
+@_operator(**_of(_derived), dtype=_dtype_derived, keeps_range=_is_mean, missing_as_nan=_is_mean)
 def gaussian(
     block: Any,
     *,
@@ -190,12 +191,12 @@ def gaussian(
 ) -> None:
     """Smooth with a Gaussian, or take derivatives of the smoothed image."""
     assert axes is not None
-    found, sigmas = modes(block, out, axes), _each("sigma", sigma, len(axes))
+    found, sigmas = borders(block, out, axes, edges), _each("sigma", sigma, len(axes))
     of = _derived(len(axes), sigma=sigma, order=order)
     reach = _widest(of, axes, block.dtype, nan_policy=nan_policy)
-    part, offset = _looked_at(block, reach, axes, edges, found)
+    part, offset = _looked_at(block, reach, axes, edges, found["mode"])
     options: dict[str, Any] = {"axes": axes, "offset": offset, "order": of[0][1], "nan_policy": nan_policy}
-    gaussian_filter(part, sigmas, mode=found, out=out, workers=1, stream=stream, **options)
+    gaussian_filter(part, sigmas, out=out, workers=1, stream=stream, **found, **options)
 
 
 def _box_reach(asked: Any, axes: int) -> Reach:
@@ -207,7 +208,7 @@ def _has_long_side(asked: Any) -> bool:
     return any(box_window(0, size, "reflect").is_long_box for size in asked.size or (3,))
 
 
-@_operator(halo=_box_reach, computes_in=computed_in, keeps_range=True, keeps_rows=True, anchored=_has_long_side)
+@_operator(halo=_box_reach, computes_in=computed_in, keeps_range=True, anchored=_has_long_side)
 def box(
     block: Any,
     *,
@@ -223,7 +224,7 @@ def box(
     assert axes is not None
     options: dict[str, Any] = {"axes": axes, "nan_policy": nan_policy, "out": out, "workers": 1, "stream": stream}
     options["offset"] = tuple(edges.first[axis] for axis in axes)
-    uniform_filter(block, _each("size", size or (3,), len(axes)), mode=modes(block, out, axes), **options)
+    uniform_filter(block, _each("size", size or (3,), len(axes)), **borders(block, out, axes, edges), **options)
 
 
 @_operator(**_of(_two), dtype=_float_of, work_floats=_work(3.25))
@@ -273,10 +274,10 @@ def unsharp(
     _apply(composites.unsharp_mask, block, _one(len(axes), sigma=sigma), [sigma], amount, **options)
 
 
-@_operator(**_of(_one), dtype=_float_of, work_floats=_work(2.25), name="subtract-background")
-def subtract_background(
+def _without_background(
     block: Any,
     *,
+    operation: str,
     sigma: Sigma = (50.0,),
     axes: Axes = None,
     nan_policy: NanPolicy = "propagate",
@@ -285,28 +286,21 @@ def subtract_background(
     stream: Any,
     edges: Any,
 ) -> None:
-    """Subtract the background, a wide Gaussian of the image."""
     assert axes is not None
     options = {"axes": axes, "edges": edges, "nan_policy": nan_policy, "out": out, "stream": stream}
-    _apply(composites.subtract_background, block, _one(len(axes), sigma=sigma), [sigma], **options)
+    function = getattr(composites, f"{operation}_background")
+    _apply(function, block, _one(len(axes), sigma=sigma), [sigma], **options)
 
 
-@_operator(**_of(_one), dtype=_float_of, work_floats=_work(2.25), name="divide-background")
-def divide_background(
-    block: Any,
-    *,
-    sigma: Sigma = (50.0,),
-    axes: Axes = None,
-    nan_policy: NanPolicy = "propagate",
-    nodata: NoData = None,
-    out: Any,
-    stream: Any,
-    edges: Any,
-) -> None:
-    """Divide by the background, a wide Gaussian of the image: uneven light becomes even."""
-    assert axes is not None
-    options = {"axes": axes, "edges": edges, "nan_policy": nan_policy, "out": out, "stream": stream}
-    _apply(composites.divide_background, block, _one(len(axes), sigma=sigma), [sigma], **options)
+def _background(operation: str, summary: str) -> Any:
+    options: dict[str, Any] = {"given": {"operation": operation}, "name": f"{operation}-background", "summary": summary}
+    return _operator(**_of(_one), dtype=_float_of, work_floats=_work(2.25), **options)(_without_background)
+
+
+subtract_background = _background("subtract", "Subtract the background, a wide Gaussian of the image.")
+divide_background = _background(
+    "divide", "Divide by the background, a wide Gaussian of the image: uneven light becomes even."
+)
 
 
 @_operator(halo=_box_reach, dtype=_float_of, work_floats=_work(6), anchored=_has_long_side)
@@ -325,4 +319,5 @@ def deviation(
     assert axes is not None
     options: dict[str, Any] = {"axes": axes, "nan_policy": nan_policy, "out": out, "workers": 1, "stream": stream}
     options["offset"] = [edges.first[axis] for axis in axes]
-    composites.deviation_filter(block, _each("size", size or (3,), len(axes)), mode="valid", **options)
+    sizes = _each("size", size or (3,), len(axes))
+    composites.deviation_filter(block, sizes, **borders(block, out, axes, edges), **options)

@@ -19,8 +19,8 @@ from pipeline.workloads.filters.window import (
     NoData,
     Radius,
     Size,
+    borders,
     is_symmetric,
-    modes,
     refused,
     sides_of,
     window,
@@ -45,7 +45,9 @@ def _halo(asked: Any, axes: int, *, operation: str) -> Sequence[tuple[int, int]]
         return [(size // 2, (size - 1) // 2) for size in sides]
     if operation == "dilate":
         return [((size - 1) // 2, size // 2) for size in sides]
-    return [(size - 1,) * 2 for size in sides]
+    # Beyond an edge, a mirror shows the first filter's results from the other side of the edge: of even windows from a
+    # sample farther inside.
+    return [(size if asked.mode == "mirror" and size % 2 == 0 else size - 1,) * 2 for size in sides]
 
 
 def _apply(
@@ -65,7 +67,7 @@ def _apply(
     """The operation on a block with its halo; each filter takes its part of that away."""
     assert axes is not None
     options: dict[str, Any] = {"axes": axes, "nan_policy": nan_policy, "nodata": nodata, "stream": stream}
-    options |= {"mode": modes(block, out, axes), "workers": 1}
+    options |= {**borders(block, out, axes, edges), "workers": 1}
     filters = _FILTERS[operation]
     try:
         options |= window(size, footprint, radius, len(axes))
@@ -75,17 +77,18 @@ def _apply(
         kept = block[tuple(slice((n - m) // 2, (n + m) // 2) for n, m in zip(block.shape, out.shape, strict=True))]
         taken = Difference(image=kept if "hat" in operation else None, reverse=operation == "bottomhat")
         is_one_step = _is_one_step(block, edges, axes, options)
-        if is_one_step and not isinstance(block, np.ndarray):
-            # What lies beyond rows that are as long as the block's is any.
-            whole = {**options, "mode": ["reflect" if mode == "nearest" else mode for mode in options["mode"]]}
-            if filters[1](block, out=out, difference=replace(taken, opens=True), **whole) is not None:
-                return
+        spare = [] if edges.mode != "mirror" else _even(axes, options)
+        both = replace(taken, opens=True)
+        at_once = is_one_step and not spare and not isinstance(block, np.ndarray)
+        if at_once and filters[1](block, out=out, difference=both, **options) is not None:
+            return
         found = filters[0](block, **options)
         if not is_one_step:
             is_left = filters[0] is grey_erosion  # an erosion reaches farther to the left, a dilation to the right
             lost = (n - m for n, m in zip(block.shape, found.shape, strict=True))
             first = tuple(at + (each + is_left) // 2 for at, each in zip(edges.first, lost, strict=True))
             replace(edges, first=first).extend(found, axes)
+        found = found[tuple(slice(1, -1) if axis in spare else slice(None) for axis in range(found.ndim))]
         filters[1](found, out=out, difference=None if taken.image is None else taken, **options)
     except ValueError as error:
         raise refused(error) from error
@@ -99,17 +102,26 @@ def _is_one_step(block: Any, edges: Any, axes: Sequence[Any], options: Mapping[s
     mirrors or none and the windows symmetric, so that the first step's results there are those of its windows."""
     if "size" not in options:
         return False
+    ends = zip(axes, options["size"], options["mode"], strict=True)
     is_inside = all(
-        edges.first[axis] >= 0 and edges.first[axis] + block.shape[axis] <= edges.shape[axis] for axis in axes
+        size == 1
+        or (mode == "valid" and 0 <= edges.first[axis] <= edges.first[axis] + block.shape[axis] <= edges.shape[axis])
+        for axis, size, mode in ends
     )
     return is_inside or (edges.mode in SYMMETRIC and all(size % 2 == 1 for size in options["size"]))
+
+
+def _even(axes: Sequence[Any], options: Mapping[str, Any]) -> list[Any]:
+    """The axes along which the block is cut and the window is even."""
+    sizes, cut = options.get("size", (1,) * len(axes)), options["mode"]
+    return [axis for axis, size, mode in zip(axes, sizes, cut, strict=True) if size % 2 == 0 and mode == "valid"]
 
 
 def _of(operation: str, summary: str) -> Any:
     return image_operator(
         _apply, name=operation, given={"operation": operation}, summary=summary, tolerance=0,
         halo=partial(_halo, operation=operation), computes_in=computed_in, keeps_range="hat" not in operation,
-        symmetric=is_symmetric, keeps_rows=True, work_floats=len(_FILTERS[operation]) - 1,
+        symmetric=is_symmetric, extends=True, work_floats=len(_FILTERS[operation]) - 1,
     )  # fmt: skip
 
 

@@ -20,8 +20,8 @@ from pipeline.workloads.filters.window import (
     NoData,
     Radius,
     Size,
+    borders,
     is_symmetric,
-    modes,
     refused,
     sides_of,
     window,
@@ -50,13 +50,14 @@ def _take(
     nodata: NoData = None,
     out: Any,
     stream: Any,
+    edges: Any,
 ) -> None:
     """The percentile of each window, as `kernels.rank` computes it."""
     assert axes is not None
     options: dict[str, Any] = {"axes": axes, "nan_policy": nan_policy, "nodata": nodata, "out": out, "stream": stream}
     try:
-        options |= window(size, footprint, radius, len(axes))
-        percentile_filter(block, percentile, mode=modes(block, out, axes), workers=1, **options)
+        options |= {**window(size, footprint, radius, len(axes)), **borders(block, out, axes, edges)}
+        percentile_filter(block, percentile, workers=1, **options)
     except ValueError as error:
         raise refused(error) from error
 
@@ -97,7 +98,7 @@ _operator = partial(
     keeps_range=True,
     reference=_define,
     symmetric=is_symmetric,
-    keeps_rows=True,
+    extends=True,
 )
 
 percentile = _operator(name="percentile", summary="Take a percentile of the window around each pixel.")

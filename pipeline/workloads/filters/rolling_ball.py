@@ -37,7 +37,7 @@ def _halo(asked: Any, axes: int) -> Sequence[int]:
 
 
 @image_operator(  # type: ignore[untyped-decorator]
-    halo=_halo, computes_in=computed_in, name="rolling-ball", missing_as_nan=True, work_floats=4
+    halo=_halo, computes_in=computed_in, name="rolling-ball", missing_as_nan=True, work_floats=4, anchored=True
 )
 def rolling_ball(
     block: Any,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypedDict
 
 from pydantic import Field
 
 from kernels.rank import MAX_RADIUS, MAX_SAMPLES, footprint_named
 from pipeline.errors import InputError
 from pipeline.workloads.common.extents import OR_TEXT
+from pipeline.workloads.operator.edges import Edges
 
 Size = Annotated[
     tuple[Annotated[int, Field(ge=1), *OR_TEXT], ...] | None,
@@ -57,9 +58,16 @@ def window(size: tuple[int, ...] | None, footprint: str, radius: int | None, axe
     return {"footprint": footprint_named(footprint, radius, axes)}
 
 
-def modes(block: Any, out: Any, axes: Any) -> tuple[str, ...]:
-    """The border mode along each axis: whole windows only, or any if `out` is as long as the block."""
-    return tuple("nearest" if out.shape[axis] == block.shape[axis] else "valid" for axis in axes)
+class Borders(TypedDict):
+    mode: tuple[str, ...]
+    cval: float
+
+
+def borders(block: Any, out: Any, axes: Any, edges: Edges) -> Borders:
+    """The border mode along each axis: the job's if the block is the whole image, and `out` as long; else only whole
+    windows."""
+    modes = tuple(edges.mode if out.shape[axis] == block.shape[axis] else "valid" for axis in axes)
+    return {"mode": modes, "cval": edges.cval if edges.mode == "constant" else 0}
 
 
 def is_symmetric(asked: Any) -> bool:

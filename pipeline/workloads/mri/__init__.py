@@ -49,7 +49,7 @@ NO_HALO = ((0, 0),) * 4
 COMPLEX, DOUBLE = np.dtype(np.complex64), np.dtype(np.float64)
 # Samples of a volume from which they bypass the slots and ranks may share its coils.
 LARGE_BYTES = 64 << 20
-# Of the largest pixel: iterations may differ by this much with threads, devices, and how coils are split.
+# Share of the largest pixel by which iterations may differ with threads, devices, and how coils are split.
 TOLERANCE = 1e-3
 
 
@@ -150,7 +150,7 @@ class MriJob:
 
     @cached_property
     def _samples_bytes(self) -> list[int]:
-        """Of each chunk."""
+        """Bytes of each chunk's samples."""
         return [sum(samples_bytes(self._source, image) for image in images) for images in self._groups]
 
     def _refuse_unjoined(self) -> None:

@@ -38,7 +38,7 @@ def _number(text: str) -> float:
 
 
 def _parts(value: Any) -> list[str]:
-    """Of a list, or of a text with commas."""
+    """The parts of a list, or of a text with commas."""
     parts = value if isinstance(value, tuple | list) else str(value).split(",")
     return [str(part).strip() for part in parts]
 
@@ -327,7 +327,7 @@ class MriParameters(Parameters):
 
     @property
     def penalty_strengths(self) -> dict[str, float | None]:
-        """By name; None: automatic."""
+        """Strengths by name of the penalty; None: automatic."""
         names, parts = self.penalty_names, self.strength.split(",")
         if parts == [AUTO]:
             return dict.fromkeys(names)

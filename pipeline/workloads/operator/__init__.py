@@ -65,7 +65,7 @@ def image_operator(
     keeps_range: bool | Callable[[Any], bool] = False,
     anchored: bool | Callable[[Any], bool] = False,
     symmetric: bool | Callable[[Any], bool] = False,
-    keeps_rows: bool = False,
+    extends: bool = False,
     work_floats: float | Callable[[Any], float] = 0,
     missing_as_nan: bool | Callable[[Any], bool] = False,
     remarks: Callable[..., Mapping[str, str]] | None = None,
@@ -103,8 +103,8 @@ def image_operator(
                 function of the parameters that returns whether it does
     symmetric : the result of a mirrored image is the mirrored result, bit for bit, so that a chain need not extend it
                 beyond mirrored edges; or a function of the parameters that returns whether it is
-    keeps_rows : a function that fills `out` also takes it as long as the block along some axes; its results may be
-                anything where the block lacks samples (`pipeline.workloads.filters.window.modes`)
+    extends   : a function that fills `out` applies `edges.mode` and `edges.cval` itself along axes where the block has
+                no halo, but is the whole image (`pipeline.workloads.filters.window.borders`)
     work_floats : how many float32 numbers (float64 if blocks are) f keeps for each sample of a block, besides the
                 block and `out`; or a function of the parameters. On a CPU, chunks are so small that `--memory` holds
                 them, too
@@ -125,7 +125,7 @@ def image_operator(
     def decorated(function: Callable[..., Any]) -> ImageOperator:
         options: dict[str, Any] = {"halo": halo, "axes": axes, "dtype": dtype, "computes_in": computes_in}
         audited: dict[str, Any] = {"reference": reference, "tolerance": tolerance, "keeps_range": keeps_range}
-        further: dict[str, Any] = {"given": given or {}, "anchored": anchored, "keeps_rows": keeps_rows}
+        further: dict[str, Any] = {"given": given or {}, "anchored": anchored, "extends": extends}
         further |= {"missing_as_nan": missing_as_nan, "work_floats": work_floats}
         further |= {"symmetric": symmetric, "remarks": remarks}
         made = Definition(name=name or function.__name__, function=function, **options, **audited, **further)

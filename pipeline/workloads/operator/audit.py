@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from pipeline.errors import AuditError, StorageError, counted
 from pipeline.formats.image.base import ImageHeader, Region
+from pipeline.workloads.common.image_plan import within
 from pipeline.workloads.protocol import Audit, Chunk, random_places
 
 PLACES = 100
@@ -35,7 +36,11 @@ class AuditedJob(Protocol):
     @property
     def tolerance(self) -> float | None: ...
 
+    def around(self, region: Region) -> Region: ...
+
     def samples(self, region: Region) -> NDArray[Any]: ...
+
+    def windows(self, region: Region) -> NDArray[Any]: ...
 
     def computed(self, samples: Any, region: Region) -> Any: ...
 
@@ -105,7 +110,7 @@ class ReferenceAudit(_OperatorAudit):
         for number, value in zip(which, written.tolist(), strict=True):
             place = self.places[number]
             region = self._spanning(place, place + 1)
-            samples = self._job.samples(region)
+            samples = self._job.windows(region)
             expected = self._job.defined(samples.astype(np.float64), region)[tuple(place - region.start)]
             error = self._error(value, expected, samples)
             if not error <= self.tolerance:
@@ -147,13 +152,11 @@ class RecomputedAudit(_OperatorAudit):
         if chunk.index not in self._chosen:
             return None
         region = self._box(chunk)
-        samples = self._job.samples(region)
-        again = self._job.computed(self._module.asarray(samples), region)
-        inside = Region(
-            tuple(a - b for a, b in zip(region.start, chunk.region.start, strict=True)),
-            tuple(a - b for a, b in zip(region.stop, chunk.region.start, strict=True)),
-        )
-        error = self._error(output[inside.slices], again if self._module is np else again.get(), samples)
+        around = self._job.around(region)
+        samples = self._job.samples(around)
+        again = self._job.computed(self._module.asarray(samples), around)[within(region, around)]
+        written = output[within(region, chunk.region)]
+        error = self._error(written, again if self._module is np else again.get(), samples)
         # JSON has no infinity.
         found = {"start": region.start, "stop": region.stop, "error": min(error, float(np.finfo(np.float64).max))}
         self.add_note(chunk.index, found)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -19,9 +18,10 @@ from pipeline.errors import OutputError, ParameterError
 from pipeline.formats import image as images
 from pipeline.formats.image.base import ImageHeader, Region
 from pipeline.storage.partial import Callback, Opening, no_callback
+from pipeline.workloads.common.crop import CroppedReader, cropped_axes
 from pipeline.workloads.common.halo import pack_with_borders, read_with_borders
-from pipeline.workloads.common.image_plan import grown, plan_image, remarks
-from pipeline.workloads.common.samples import copy_rows, module_of
+from pipeline.workloads.common.image_plan import grown, plan_image, remarks, within
+from pipeline.workloads.common.samples import module_of
 from pipeline.workloads.operator.audit import RecomputedAudit, ReferenceAudit
 from pipeline.workloads.operator.edges import Edges
 from pipeline.workloads.operator.parameters import OperatorParameters
@@ -29,15 +29,14 @@ from pipeline.workloads.operator.step import Definition, Step
 from pipeline.workloads.paths import refuse_same_file
 from pipeline.workloads.protocol import ArraySpec, Budget, Chunk, JobSpec, JobSummary, Plan, Sink
 
-VECTOR_BYTES = 16  # to which rows of a chain's blocks are rounded: kernels load as many at once
+Reach = list[tuple[int, int]]  # samples before and after along each axis
 
 
 class OperatorJob:
     """Each chunk is computed on its own from a read that includes its halo.
 
     Each of several steps computes what the next ones look at, and beyond the image's edges the border mode extends its
-    result like an image of its own: the bits are those of the steps run one after the other. In between, rows stay as
-    long as they were read, so that each begins at a whole vector: GPU kernels take half the time then.
+    result like an image of its own: the bits are those of the steps run one after the other.
     """
 
     def __init__(
@@ -55,6 +54,7 @@ class OperatorJob:
         """
         self.spec, self.definition, self._parameters, self._kept = spec, definition, parameters, kept
         self._kept_sink: Sink | None = None
+        self._known_halos: dict[tuple[bool, ...], list[Reach]] = {}
         images.format_for_output(spec.output, parameters.storage)
         self._reader = images.open_image(spec.input)
         try:
@@ -62,7 +62,10 @@ class OperatorJob:
             if kept is not None:
                 refuse_same_file(replace(spec, output=kept[1]))
             self._reader = parameters.part(self._reader, spec.input)
+            self._image = self._reader.whole if isinstance(self._reader, CroppedReader) else self._reader
             self._steps = steps(self._reader.header)
+            for step in self._steps:
+                step.whole_shape = self._image.header.shape
             self.header = self._steps[-1].header
             for path, header in self._written():
                 refusal = images.format_for_output(path, parameters.storage).refusal(header, path)
@@ -100,20 +103,14 @@ class OperatorJob:
         return work / (first + last)
 
     def plan(self, budget: Budget) -> Plan:
-        header = self.header
-        whole = {axis for axis in self.axes if header.axes[axis] in "CS"}
-        if self._parameters.mode == "wrap" and any(step.is_anchored for step in self._steps[:-1]):
-            # What depends on absolute positions does not go on beyond the edge as it is on the other side.
-            whole |= set(self.axes)
         if self._kept is not None:
             share = 1 - self._kept_header.nbytes / self.summary.nbytes
             budget = replace(
                 budget, budget_bytes=int(budget.budget_bytes * share), target_bytes=int(budget.target_bytes * share)
             )
-        # A function has no border mode of its own: it finds the borders in its halo, however the image is cut.
         plan = plan_image(
-            self._reader, self.spec, budget, self._halos[0], header=header, whole=whole, pads_uncut=True,
-            storage=self._parameters.storage, also=self._written()[1:],
+            self._reader, self.spec, budget, self._reach, header=self.header, whole=self._whole,
+            padded=self._padded, storage=self._parameters.storage, also=self._written()[1:],
         )  # fmt: skip
         if self._kept is not None:
             dtype = self._kept_header.dtype
@@ -137,15 +134,15 @@ class OperatorJob:
         return _Both(made[0], made[1])
 
     def read(self, chunk: Chunk, inputs: Sequence[NDArray[Any]]) -> None:
-        self._read(chunk.region, inputs[0])
+        self._read(self._held(chunk.region), inputs[0])
 
     @property
     def packs(self) -> bool:
         return self._reader.packs
 
     def read_packed(self, chunk: Chunk, memory: NDArray[np.uint8]) -> PackedBlocks | None:
-        asked, region = self._parameters, grown(chunk.region, self._halos[0])
-        return pack_with_borders(self._reader, region, asked.mode, asked.cval, memory)
+        asked, region = self._parameters, self._held(chunk.region)
+        return pack_with_borders(self._image, region, asked.mode, asked.cval, memory)
 
     def compute(self, chunk: Chunk, inputs: Sequence[Any], outputs: Sequence[Any], stream: Any) -> None:
         self._apply(inputs[0], chunk.region, outputs, stream)
@@ -167,11 +164,25 @@ class OperatorJob:
 
     # For the audit
 
+    def around(self, region: Region) -> Region:
+        """The region, or the whole image along axes that are never cut, or shorter than the region with its halo."""
+        held = grown(region, self._reach).shape
+        whole = [
+            axis in self._whole or (axis not in self._padded and n >= length)
+            for axis, (n, length) in enumerate(zip(held, self.header.shape, strict=True))
+        ]
+        return Region(
+            tuple(0 if each else start for each, start in zip(whole, region.start, strict=True)),
+            tuple(n if each else stop for each, stop, n in zip(whole, region.stop, self.header.shape, strict=True)),
+        )
+
     def samples(self, region: Region) -> NDArray[Any]:
-        """The input of a region, with its halo."""
-        samples = np.empty(grown(region, self._halos[0]).shape, self._reader.header.dtype)
-        self._read(region, samples)
-        return samples
+        """The input of a region, with what its computation looks at."""
+        return self._read_new(self._held(region))
+
+    def windows(self, region: Region) -> NDArray[Any]:
+        """The input of a region, with its halo along all axes."""
+        return self._read_new(grown(self._moved(region), self._reach))
 
     def computed(self, samples: Any, region: Region) -> Any:
         """The result for a region, of its input with halo, on the device where that is."""
@@ -181,7 +192,7 @@ class OperatorJob:
 
     @property
     def tolerance(self) -> float | None:
-        """Of the audit, as declared."""
+        """The audit's tolerance, as declared."""
         declared = self.definition.tolerance
         if not callable(declared):
             return declared
@@ -191,7 +202,7 @@ class OperatorJob:
         """As `computed`, by the reference of the only step."""
         assert self.definition.reference is not None
         out = np.empty(region.shape, np.float64)
-        self._steps[0].apply(self.definition.reference, samples, region, out)
+        self._steps[0].apply(self.definition.reference, samples, self._moved(region), out)
         return out
 
     # Files
@@ -206,88 +217,86 @@ class OperatorJob:
         assert self._kept is not None
         return self._steps[self._kept[0]].header
 
-    def _read(self, region: Region, out: NDArray[Any]) -> None:
-        asked = self._parameters
-        read_with_borders(self._reader, grown(region, self._halos[0]), asked.mode, asked.cval, out)
+    def _read(self, held: Region, out: NDArray[Any]) -> None:
+        read_with_borders(self._image, held, self._parameters.mode, self._parameters.cval, out)
+
+    def _read_new(self, held: Region) -> NDArray[Any]:
+        samples = np.empty(held.shape, self._reader.header.dtype)
+        self._read(held, samples)
+        return samples
 
     # Steps
 
     @cached_property
-    def _halos(self) -> list[list[tuple[int, int]]]:
-        """Of each step, what it and all after it look at, and at last nothing. Of several steps as much before as
-        after, since beyond an edge a mirror shows the samples on this side of it."""
-        halos = [[(0, 0)] * len(self.header.shape)]
-        for step in reversed(self._steps):
-            own = step.halo if len(self._steps) == 1 else [(max(sides),) * 2 for sides in step.halo]
-            halos.insert(0, [(a + c, b + d) for (a, b), (c, d) in zip(own, halos[0], strict=True)])
-        if len(self._steps) > 1:
-            halos[0][self._row] = (-(-halos[0][self._row][0] // self._vector) * self._vector,) * 2
-        return halos
+    def _whole(self) -> set[int]:
+        """The axes that are never cut."""
+        if self._parameters.mode == "wrap" and any(step.is_anchored for step in self._steps[:-1]):
+            # What depends on absolute positions does not go on beyond the edge as it is on the other side.
+            return set(self.axes)
+        return {axis for axis in self.axes if self.header.axes[axis] in "CS"}
 
     @cached_property
-    def _row(self) -> int:
-        """The axis of rows: the last that is filtered."""
-        return max(self.axes)
+    def _padded(self) -> set[int]:
+        """The axes along which blocks have a halo even if they are not cut: those of a part of the image, which goes on
+        around it, and all if a function does not apply the border mode itself."""
+        extends = all(step.definition.extends for step in self._steps)
+        return cropped_axes(self._reader) if extends else set(range(len(self.header.shape)))
 
-    @cached_property
-    def _vector(self) -> int:
-        """Places along the axis of rows that take a multiple of VECTOR_BYTES."""
-        source = self._reader.header
-        return VECTOR_BYTES // math.gcd(VECTOR_BYTES, math.prod(source.shape[self._row + 1 :]) * source.dtype.itemsize)
+    def _moved(self, region: Region) -> Region:
+        """The region by its place in the whole image."""
+        return self._reader.moved(region) if isinstance(self._reader, CroppedReader) else region
+
+    def _spanned(self, region: Region) -> tuple[bool, ...]:
+        """Along which axes a region's block is the whole image, without a halo."""
+        whole = zip(region.shape, self.header.shape, strict=True)
+        return tuple(axis not in self._padded and n == length for axis, (n, length) in enumerate(whole))
+
+    def _halos(self, spanned: tuple[bool, ...]) -> list[Reach]:
+        """For each step, what it and later steps look at; zeros at the end. Chains look as far before as after, since
+        beyond an edge a mirror shows the samples on this side of it."""
+        if spanned not in self._known_halos:
+            halos = [[(0, 0)] * len(spanned)]
+            for step in reversed(self._steps):
+                own = step.halo if len(self._steps) == 1 else [(max(sides),) * 2 for sides in step.halo]
+                own = _without(own, spanned)
+                halos.insert(0, [(a + c, b + d) for (a, b), (c, d) in zip(own, halos[0], strict=True)])
+            self._known_halos[spanned] = halos
+        return self._known_halos[spanned]
+
+    @property
+    def _reach(self) -> Reach:
+        """What all steps look at, along every axis."""
+        return self._halos((False,) * len(self.header.shape))[0]
+
+    def _held(self, region: Region) -> Region:
+        """The region with its halo, by its place in the whole image."""
+        return grown(self._moved(region), self._halos(self._spanned(region))[0])
 
     def _apply(self, samples: Any, region: Region, outputs: Sequence[Any], stream: Any) -> None:
         """Fill the outputs from a region's input with its halo, step by step."""
         xp, asked = module_of(samples), self._parameters
-        held = grown(region, self._halos[0])  # what `samples` covers
-        keeps_rows = len(self._steps) > 1 and self._steps[0].keeps_rows
-        if keeps_rows and xp is not np:
-            samples, held = self._padded(samples, held)
-        if asked.mode == "wrap" and held.start[self._row] <= 0 and held.stop[self._row] >= self.header.shape[self._row]:
-            keeps_rows = False  # beyond the edges would be put what rows of full length lack
+        spanned, held = self._spanned(region), self._held(region)  # what `samples` covers
+        halos, region = self._halos(spanned), self._moved(region)
         for index, step in enumerate(self._steps):
-            wanted = grown(region, self._halos[index + 1])
-            looked_at = grown(wanted, step.halo)
-            keeps_rows = keeps_rows and step.keeps_rows
-            if keeps_rows:
-                wanted, looked_at = (_with_rows(each, held, self._row) for each in (wanted, looked_at))
+            wanted = grown(region, halos[index + 1])
+            looked_at = grown(wanted, _without(step.halo, spanned))
             is_last = index == len(self._steps) - 1
-            is_whole = is_last and not keeps_rows
-            out = outputs[0] if is_whole else xp.empty(wanted.shape, step.header.dtype)
-            block = xp.ascontiguousarray(samples[_within(looked_at, held)])
+            out = outputs[0] if is_last else xp.empty(wanted.shape, step.header.dtype)
+            block = xp.ascontiguousarray(samples[within(looked_at, held)])
             step.apply(step.definition.function, block, wanted, out, stream)
-            if is_last and keeps_rows:
-                copy_rows(out, _within(region, wanted), outputs[0])
             if not is_last:
-                halo, shape = self._halos[index + 1], self.header.shape
-                edges = Edges(first=wanted.start, halo=halo, shape=shape, mode=asked.mode, cval=asked.cval)
+                edges = Edges(
+                    first=wanted.start, halo=halos[index + 1], shape=step.whole_shape, mode=asked.mode, cval=asked.cval
+                )
                 if asked.mode not in SYMMETRIC or not step.is_symmetric:
                     edges.extend(out, range(out.ndim))
                 if self._kept is not None and index == self._kept[0] and len(outputs) > 1:
-                    outputs[1][...] = out[_within(region, wanted)]
+                    outputs[1][...] = out[within(region, wanted)]
             samples, held = out, wanted
 
-    def _padded(self, samples: Any, held: Region) -> tuple[Any, Region]:
-        """Samples whose rows are whole vectors, and what they cover: a copy if the image's own are not."""
-        length = samples.shape[self._row]
-        beyond = -length % self._vector
-        if beyond == 0:
-            return samples, held
-        longer = grown(held, [(0, beyond if axis == self._row else 0) for axis in range(samples.ndim)])
-        padded = module_of(samples).zeros(longer.shape, samples.dtype)
-        padded[_within(held, longer)] = samples
-        return padded, longer
 
-
-def _with_rows(region: Region, of: Region, axis: int) -> Region:
-    """The region with the extent of another along one axis."""
-    return Region(
-        (*region.start[:axis], of.start[axis], *region.start[axis + 1 :]),
-        (*region.stop[:axis], of.stop[axis], *region.stop[axis + 1 :]),
-    )
-
-
-def _within(region: Region, whole: Region) -> tuple[slice, ...]:
-    return tuple(slice(a - c, b - c) for a, b, c in zip(region.start, region.stop, whole.start, strict=True))
+def _without(halo: Reach, spanned: tuple[bool, ...]) -> Reach:
+    return [(0, 0) if each else sides for each, sides in zip(spanned, halo, strict=True)]
 
 
 class _Both:

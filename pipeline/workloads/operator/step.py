@@ -46,7 +46,7 @@ class Definition:
     given: Mapping[str, Any] = field(default_factory=dict)
     anchored: bool | Callable[[Any], bool] = False
     symmetric: bool | Callable[[Any], bool] = False
-    keeps_rows: bool = False
+    extends: bool = False
     work_floats: float | Callable[[Any], float] = 0
     missing_as_nan: bool | Callable[[Any], bool] = False
     remarks: Callable[..., Mapping[str, str]] | None = None
@@ -64,6 +64,7 @@ class Step:
     axes   : of a block, by their number in the image
     halo   : samples before and after along each axis of the image
     remarks: on what was taken from the image
+    whole_shape : of the image, if the header is that of a part; set by the job. Regions are those of the image then
     work_bytes : of the arrays that computing makes, for each sample of a block
     """
 
@@ -80,6 +81,7 @@ class Step:
         if in_pixels is not parameters:
             parameters, arguments = in_pixels, in_pixels.own()
         self.definition, self.parameters, self._path = definition, parameters, path
+        self.whole_shape = source.shape
         self._arguments = {**definition.given, **arguments}
         self.remarks: dict[str, Any] = dict(extents)
         self._take_nodata(source)
@@ -91,7 +93,8 @@ class Step:
             if self._nodata is not None and definition.dtype is not None:
                 self.header, self._marked = missing_is_nan(self.header), None
         self._source = source.dtype
-        self._within = source.dtype if definition.computes_in is None else definition.computes_in(source.dtype)
+        within = source.dtype if definition.computes_in is None else definition.computes_in(source.dtype)
+        self._within: np.dtype[Any] = np.dtype(within)
         if self._nodata is not None:
             self._within = computed_in_floats(source.dtype) if source.dtype.kind == "f" else np.dtype(np.float64)
         self.work_bytes: float = _declared(definition.work_floats, self.parameters)
@@ -201,11 +204,6 @@ class Step:
         takes_axes = len(inspect.signature(declared).parameters) > 1
         return declared(self.parameters, *([len(self.axes)] if takes_axes else []))
 
-    @property
-    def keeps_rows(self) -> bool:
-        """Whether results may be as long along an axis as the block, and anything where that lacks samples."""
-        return self.definition.keeps_rows or not fills_out(_parameters_of(self.definition.function))
-
     def _halo(self, samples: Any, out: Any) -> list[tuple[int, int]]:
         """What `samples` hold before and after the samples of `out`: the halo, except along axes of the same length."""
         lengths = zip(samples.shape, out.shape, strict=True)
@@ -246,7 +244,7 @@ class Step:
     def _edges(self, samples: Any, region: Region, out: Any) -> Edges:
         halo, asked = self._halo(samples, out), self.parameters
         return Edges(
-            first=grown(region, halo).start, halo=halo, shape=self.header.shape, mode=asked.mode, cval=asked.cval
+            first=grown(region, halo).start, halo=halo, shape=self.whole_shape, mode=asked.mode, cval=asked.cval
         )
 
     def _fill(self, function: Callable[..., Any], samples: Any, region: Region, out: Any, stream: Any) -> None:

@@ -21,7 +21,7 @@ from pipeline.formats.image.base import ImageWriter
 from pipeline.formats.image.metadata.geotiff import nodata_of
 from pipeline.storage.partial import Opening
 from pipeline.workloads.common.axes import axes_named, usual_axes
-from pipeline.workloads.common.crop import CroppedReader
+from pipeline.workloads.common.crop import CroppedReader, cropped_axes
 from pipeline.workloads.common.extents import in_samples
 from pipeline.workloads.common.gaussians import definition_of
 from pipeline.workloads.common.halo import pack_with_borders, read_with_borders
@@ -212,7 +212,7 @@ class SmoothingJob:
             further = {"further": counted.spec, "whole": whole, "most_bytes": counted.most_bytes}
         plan = plan_image(
             self._reader, self.spec, budget, halo, header=self.header, storage=self.parameters.storage,
-            pads_uncut=isinstance(self._reader, CroppedReader), **further,
+            padded=cropped_axes(self._reader), **further,
         )  # fmt: skip
         if counted is not None:
             counted.forget(len(plan.chunks))

@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kernels.smoothing.borders import border_indices
 from kernels.smoothing.window import Window
 from pipeline.codecs.parallel import for_each
 from pipeline.errors import AuditError, InputError
 from pipeline.formats.image.base import ImageHeader, ImageReader, Region
+from pipeline.workloads.common.crop import CroppedReader
 from pipeline.workloads.common.gaussians import NARROW_ERROR, is_narrow
 from pipeline.workloads.common.halo import read_with_borders
 from pipeline.workloads.common.statistics import ImageStatistics
@@ -65,7 +67,8 @@ class SmoothingAudit:
         self._parameters = parameters
         self._statistics = statistics
         self._nodata = None if nodata is None else float(self._header.dtype.type(nodata))
-        window_samples = math.prod(window.taps for window in windows)
+        # A window that is longer than the image reads each sample of that once.
+        window_samples = math.prod(min(window.taps, 2 * reader.header.shape[window.axis]) for window in windows)
         count = min(SAMPLES, max(FEWEST_PLACES, MOST_SAMPLES // window_samples))
         self.places = random_places(self._header.shape, count)
 
@@ -106,7 +109,7 @@ class SmoothingAudit:
 
     @property
     def _precision(self) -> np.dtype[np.floating[Any]]:
-        """Of the result, or what its integers are computed in."""
+        """The float dtype of the result, or the one in which integers are computed."""
         found = self._header.dtype if self._header.dtype.kind == "f" else self._within
         return np.dtype(found if found.kind == "f" else np.float32)
 
@@ -158,9 +161,9 @@ class SmoothingAudit:
         samples counts."""
         total, weight, largest, any_counted = 0.0, 0.0, 0.0, False
         omits = self._parameters.nan_policy == "omit"
-        for region, weights in self._pieces(place):
-            samples = np.empty(region.shape, self._reader.header.dtype)
-            read_with_borders(self._reader, region, self._parameters.mode, self._parameters.cval, samples)
+        for reader, region, weights in self._pieces(place):
+            samples = np.empty(region.shape, reader.header.dtype)
+            read_with_borders(reader, region, self._parameters.mode, self._parameters.cval, samples)
             values = samples.astype(np.float64)
             counted = ~np.isnan(values) if omits else np.ones(values.shape, bool)
             values = np.where(counted, values, 0.0)
@@ -173,14 +176,25 @@ class SmoothingAudit:
             return total, largest, any_counted
         return (total / weight if weight else math.nan), largest, any_counted
 
-    def _pieces(self, place: NDArray[np.int64]) -> Iterator[tuple[Region, NDArray[np.float64]]]:
-        """The window in pieces along its longest axis, each with its weights, which sum to one over all pieces."""
+    def _pieces(self, place: NDArray[np.int64]) -> Iterator[tuple[ImageReader, Region, NDArray[np.float64]]]:
+        """The window in pieces along its longest axis, each with its weights, which sum to one over all pieces. Along
+        axes that it covers, each sample of the image is read once, with the sum of all weights that fall on it."""
         start, stop = place.copy(), place + 1
         along: list[NDArray[np.float64]] = [np.ones(1)] * len(place)
         for window, sigma, order in zip(self._windows, self._sigmas, self._orders, strict=True):
             start[window.axis] -= window.before
             stop[window.axis] += window.after
             along[window.axis] = _weights(window, sigma, order)
+        reader = self._reader
+        if isinstance(reader, CroppedReader):  # what lies around a part of an image is the image
+            moved = reader.moved(Region(tuple(start.tolist()), tuple(stop.tolist())))
+            reader, start, stop = reader.whole, np.array(moved.start), np.array(moved.stop)
+        for axis, length in enumerate(reader.header.shape):
+            if start[axis] <= 0 and stop[axis] >= length:
+                sources = border_indices(np.arange(start[axis], stop[axis]), length, self._parameters.mode)
+                first = int(sources.min())  # OUTSIDE is the place before the first
+                along[axis] = np.bincount(sources - first, along[axis], length - first).astype(np.float64)
+                start[axis], stop[axis] = first, length
         lengths = stop - start
         longest = int(np.argmax(lengths))
         step = max(1, PIECE_SAMPLES * int(lengths[longest]) // math.prod(lengths.tolist()))
@@ -190,7 +204,7 @@ class SmoothingAudit:
             begin, end = start.copy(), stop.copy()
             begin[longest], end[longest] = start[longest] + low, start[longest] + low + len(part[longest])
             weights = functools.reduce(np.multiply.outer, part)
-            yield Region(tuple(begin.tolist()), tuple(end.tolist())), weights
+            yield reader, Region(tuple(begin.tolist()), tuple(end.tolist())), weights
 
 
 def _weights(window: Window, sigma: float, order: int) -> NDArray[np.float64]:

@@ -144,6 +144,7 @@ def test_a_gpu_gives_the_bits_of_the_cpu(dtype: str) -> None:
         ((40, 97), (0, 1), (7, 7)),
     ]
     cases += [((2, 8, 5), (1, 2), (5, 5)), ((7, 1031), (0, 1), (7, 7)), ((90, 61), (0, 1), (9, 9))]
+    cases += [((5, 31, 37), (0, 1, 2), (1, 5, 5)), ((4, 5, 13, 2), (0, 1, 2), (1, 1, 3))]
     for shape, axes, sizes in cases:
         image = image_of(shape, dtype)
         for mode in MODES:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kernels.rolling_ball import rolling_ball
+from kernels.rolling_ball import cpu, rolling_ball
 from tests.kernels.rank.cases import samples_of
 
 
@@ -87,3 +87,16 @@ def test_a_gpu_gives_the_bits_of_the_cpu(dtype: str) -> None:
             found = rolling_ball(cupy.asarray(image), radius, is_opened=is_opened, channel_axis=channel_axis)
             expected = rolling_ball(image, radius, is_opened=is_opened, channel_axis=channel_axis)
             np.testing.assert_array_equal(found.get(), expected, strict=True)
+
+
+@pytest.mark.parametrize(("shape", "radius", "lines"), [((64, 300), 9, 8), ((64, 900), 150, 3), ((3, 2, 70), 120, 1)])
+def test_large_balls_take_few_lines_at_once(
+    monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], radius: int, lines: int
+) -> None:
+    """A computation is cancelled between parts: no part may take seconds."""
+    parts: list[tuple[int, int]] = []
+    monkeypatch.setattr(cpu, "touched_rows", lambda *given: parts.append(given[-2:]))
+    rolling_ball(np.zeros(shape, np.uint8), radius, is_opened=False, workers=1)
+    assert [first for first, _ in parts] == [0, *(last for _, last in parts[:-1])]
+    assert parts[-1][1] == np.prod(shape[:-1])
+    assert max(last - first for first, last in parts) == lines

@@ -160,7 +160,8 @@ def test_a_kernel_is_kept_under_its_options_device_compiler_and_name(monkeypatch
     monkeypatch.setattr(launch, "_attribute", lambda attribute, device: {75: 9, 76: 0}[attribute])
     monkeypatch.setattr(launch, "_driver", Driver)
     monkeypatch.setattr(launch, "_runtime", Driver)
-    assert launch._load(0, "smoothing", ENTRY).function == "key"
+    loaded = launch._load(0, "smoothing", ENTRY)
+    assert (loaded.function, loaded._granted_shared_bytes) == ("key", 40 << 10)
     version = str(launch._nvrtc().getVersion())
     assert asked == [("smoothing", *launch.LANGUAGE, "--fmad=false", "sm_90", version, ENTRY)]
 
@@ -178,6 +179,31 @@ class Driver:
 
     def moduleGetFunction(self, module: bytes, name: str) -> str:
         return name
+
+    def funcGetAttribute(self, attribute: int, function: str) -> int:
+        return {launch.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES: 8 << 10}[attribute]
+
+
+@pytest.mark.parametrize("shared_bytes", [0, 40 << 10, (40 << 10) + 1, 200 << 10])
+def test_a_launch_asks_for_shared_memory_if_its_static_and_dynamic_pass_48_kib(
+    shared_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[tuple[object, ...]] = []
+    driver = SimpleNamespace(
+        CUDADriverError=RuntimeError,
+        funcSetAttribute=lambda function, attribute, value: calls.append((function, attribute, value)),
+        launchKernel=lambda function, *sizes: calls.append((function, sizes[6])),
+    )
+    monkeypatch.setattr(launch, "_driver", lambda: driver)
+    runtime = SimpleNamespace(CUDARuntimeError=OSError, getDevice=lambda: 0, setDevice=lambda device: None)
+    monkeypatch.setattr(launch, "_runtime", lambda: runtime)
+    kernel = launch.Kernel(ENTRY, 0, 1, 2, static_shared_bytes=8 << 10)
+    kernel.launch((1,), (32,), (), shared_bytes=shared_bytes, stream=SimpleNamespace(ptr=0))
+    granted = [
+        (2, launch.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared_bytes),
+        (2, launch.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, 100),
+    ]
+    assert calls == [*(granted if shared_bytes > 40 << 10 else []), (2, shared_bytes)]
 
 
 def test_the_drivers_structures_are_laid_out_as_cuda_h_has_them() -> None:

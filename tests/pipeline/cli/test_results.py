@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -54,6 +55,23 @@ def test_a_result_that_appears_during_the_run_is_kept(folder, millrace, monkeypa
     assert code == 2
     assert "out.npy: exists, and --no-clobber keeps it" in err
     assert (folder / "out.npy").read_bytes() == b"another's"
+
+
+def test_the_kept_result_of_a_step(folder, millrace):
+    """It is kept as the output is, and each of many files has one."""
+    chain = ("--step", "median size=3", "--step", "box size=3", "--keep", "1", "--device", "cpu", "--quiet")
+    (folder / "out.step1.npy").write_bytes(b"older")
+    code, _, err = millrace("run", "chain", "in.npy", "out.npy", *chain, "--no-clobber")
+    assert code == 2
+    assert err.startswith("millrace: out.step1.npy: exists, and --no-clobber keeps it")
+    assert (folder / "out.step1.npy").read_bytes() == b"older"
+    assert millrace("run", "chain", "in.npy", "out.npy", *chain) == (0, "", "")
+    shutil.copy(folder / "in.npy", folder / "other.npy")
+    assert millrace("run", "chain", "in.npy", "other.npy", "results", *chain) == (0, "", "")
+    for name in ("in", "other"):
+        for kind in ("", ".step1"):
+            expected = (folder / f"out{kind}.npy").read_bytes()
+            assert (folder / "results" / f"{name}{kind}.npy").read_bytes() == expected
 
 
 def test_much_reading_is_said_before_work(folder, millrace, monkeypatch):

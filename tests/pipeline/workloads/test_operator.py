@@ -96,6 +96,22 @@ def test_any_cut_gives_what_scipy_gives_of_the_whole(made, mode, dtype, size):
     assert receipt["parameters"] == {"levels": "auto", "size": size, "mode": mode, **options}
 
 
+@pytest.mark.parametrize("named", ["float32", np.float32, np.dtype(np.float32)], ids=str)
+def test_blocks_have_the_type_that_is_asked_for(made, named):
+    seen = set()
+
+    @image_operator(computes_in=lambda dtype: named)
+    def root(block):
+        seen.add(block.dtype)
+        return np.sqrt(block)
+
+    samples = samples_of((61, 47))
+    receipt, found = made(root, samples, "YX", chunk_bytes=4_000)
+    np.testing.assert_array_equal(found, np.floor(np.sqrt(samples) + 0.5).astype(np.uint16), strict=True)
+    assert seen >= {np.dtype(np.float32)}
+    assert receipt["image"]["computed in"] == "float32"
+
+
 @pytest.mark.parametrize(("shape", "axes"), [((40, 31, 3), "YXS"), ((9, 23, 17), "ZYX"), ((7, 19, 12, 2), "ZYXS")])
 def test_each_channel_and_plane_is_a_block_of_its_own(made, shape, axes):
     samples = samples_of(shape, np.float32)

@@ -14,7 +14,8 @@ from pipeline.engine.devices.device import CpuDevice
 from pipeline.engine.run import RunOptions, plan_job, run_job
 from pipeline.errors import AuditError, MemoryTooSmall, ParameterError
 from pipeline.workloads import JobSpec, workloads
-from pipeline.workloads.smoothing import SmoothingJob
+from pipeline.workloads.common.halo import read_with_borders
+from pipeline.workloads.smoothing import SmoothingJob, audit
 from tests.images import names_in, read_image, write_image
 
 
@@ -136,6 +137,28 @@ def test_a_halo_that_no_chunk_can_hold_names_the_memory_it_needs(tmp_path, stati
             options = RunOptions(memory_bytes=math.ceil(share * refused.value.times * (1 << 20)))
             with nullcontext() if fits else pytest.raises(MemoryTooSmall):
                 plan_job(spec, CpuDevice(1), options)
+
+
+@pytest.mark.parametrize("mode", ["reflect", "mirror", "nearest", "wrap", "constant"])
+def test_the_audit_of_a_window_wider_than_the_image_reads_that_once(tmp_path, monkeypatch, mode):
+    """Each sample has the sum of the weights that fall on it: 201 ** 3 samples are 8 million for each place."""
+    samples, shapes = image("uint16", (7, 6, 9)), []
+
+    def read(reader, region, mode, cval, out):
+        shapes.append(region.shape)
+        read_with_borders(reader, region, mode, cval, out)
+
+    monkeypatch.setattr(audit, "read_with_borders", read)
+    cval = {"cval": 900} if mode == "constant" else {}
+    receipt, found = smoothed(tmp_path, samples, "ZYX", 1 << 20, filter="gaussian", sigma=16.0, mode=mode, **cval)
+    assert len(shapes) == receipt["audit"]["samples"] > 50
+    assert set(shapes) == {(8, 7, 10) if cval else samples.shape}  # and one beyond the edges
+    np.testing.assert_array_equal(found, gaussian_filter(samples, 16.0, mode=mode, cval=900))
+    part, found = smoothed(
+        tmp_path, samples, "ZYX", 1 << 24, filter="gaussian", sigma=(1.0, 3.0, 2.0), mode=mode, crop="X=2:5", **cval
+    )
+    assert part["audit"]["worst_error"] <= 0.6
+    np.testing.assert_array_equal(found, gaussian_filter(samples, (1.0, 3.0, 2.0), mode=mode, cval=900)[..., 2:5])
 
 
 @pytest.mark.parametrize("dtype", ["uint16", "float32"])

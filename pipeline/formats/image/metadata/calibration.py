@@ -56,7 +56,7 @@ class Calibration:
         return {key: words for key, (words, is_known) in known.items() if is_known}
 
     def cropped(self, first: Mapping[str, int], channels: slice) -> Calibration:
-        """Of a part that begins at these samples along the axes."""
+        """The calibration of a part that begins at these samples along the axes."""
         moved = {
             letter: self.origin.get(letter, 0.0) + start * self.steps[letter].size
             for letter, start in first.items()

@@ -46,7 +46,7 @@ class GeoTags:
             return None
 
     def cropped(self, row: int, column: int) -> GeoTags:
-        """Of the part that begins at this pixel: tie points and the transformation follow it."""
+        """The tags of the part that begins at this pixel: tie points and transformation move with it."""
         values = dict(self.values)
         if TIEPOINT in values:
             points = list(_doubles(values[TIEPOINT]))
@@ -88,7 +88,7 @@ def holds(dtype: np.dtype[Any], value: float) -> bool:
 
 
 def from_values(found: Mapping[int, tuple[int, bytes]], order: str) -> GeoTags:
-    """Of field type and bytes by tag, in the file's byte order; tags of another type are left out."""
+    """The tags, from field type and bytes by tag in the file's byte order. Tags of another type are left out."""
     values = {}
     for tag, (kind, data) in found.items():
         if kind == _KINDS.get(tag, DOUBLE) and data:

@@ -82,7 +82,7 @@ def from_tag(data: bytes, counts: tuple[int, ...], order: str, pages: NDArray[np
 
 
 def display_range(description: str) -> Ranges:
-    """That of the only channel, or of the one that was chosen; empty if it is not stated."""
+    """The display range of the only or the chosen channel; empty if it is not stated."""
     fields = dict(line.split("=", 1) for line in description.splitlines() if "=" in line)
     try:
         return _shown([float(fields["min"]), float(fields["max"])], 1)

@@ -87,7 +87,7 @@ class Notes:
         return {key: words for key, words in found.items() if words}
 
     def cropped(self, boxes: Mapping[str, range], sizes: Mapping[str, int]) -> Notes:
-        """Of a part: the samples kept along each axis, of so many. Marks at places in the image are left out."""
+        """The notes of a part, which keeps these samples along each axis. Marks at places in the image are left out."""
         placed = [key for key in imagej.PLACED if key in self.imagej]
         letters = [letter for letter in "TCZ" if letter in boxes]
         labels = np.array(self.labels, object)
@@ -128,7 +128,7 @@ def text_of(data: bytes) -> str:
 
 
 def date_of(text: str) -> datetime | None:
-    """Of TIFF's form or ISO 8601; None if it is neither."""
+    """The date in TIFF's form or ISO 8601; None for other text."""
     try:
         return datetime.fromisoformat(_TIFF_DATE.sub(r"\1-\2-\3 ", text.strip()))
     except ValueError:

@@ -51,7 +51,7 @@ def holds(calibration: Calibration) -> set[str]:
 
 
 def attributes(calibration: Calibration, axes: str, channels: int) -> dict[str, Any]:
-    """Of Pixels, and as lists those of its channels."""
+    """Attributes of Pixels, and a list of those of each channel."""
     found: dict[str, Any] = {}
     for letter in "ZYX":
         step = calibration.steps.get(letter)

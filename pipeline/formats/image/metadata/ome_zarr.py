@@ -49,7 +49,7 @@ def axes(calibration: Calibration, stored: str) -> list[dict[str, str]]:
 
 
 def transformations(calibration: Calibration, stored: str, level: int = 0) -> list[dict[str, Any]]:
-    """Of a level, whose samples lie at the centres of boxes of 2 ** level rows and columns."""
+    """The transformations of a level. Its samples lie at the centres of boxes of 2 ** level rows and columns."""
     boxes = [1 << level if letter in "YX" else 1 for letter in stored]
     sizes = [calibration.steps.get(letter, Step(1.0)).size for letter in stored]
     scale = [size * box for size, box in zip(sizes, boxes, strict=True)]
@@ -108,7 +108,7 @@ def _channels(found: Any) -> tuple[Channel, ...]:
 
 
 def _units(image: Mapping[str, Any], letters: str) -> dict[str, str]:
-    """By axis letter; a unit that is not in our table is kept as it is."""
+    """Units by axis letter; a unit that is not in our table is kept as it is."""
     return {
         letter: unit_named(axis["unit"]) or axis["unit"]
         for letter, axis in zip(letters, image.get("axes", ()), strict=False)

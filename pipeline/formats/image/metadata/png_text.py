@@ -83,7 +83,7 @@ def _inflated(data: bytes) -> bytes:
 
 
 def _date_of_mail(text: str) -> datetime | None:
-    """Of the form of RFC 1123, as PNG recommends."""
+    """The date of a text in the form of RFC 1123, which PNG recommends."""
     try:
         return parsedate_to_datetime(text)
     except ValueError:

@@ -40,7 +40,7 @@ class PrivateTags:
         return {key: f"{words} of the TIFF" for key, words in found.items() if words}
 
     def cropped(self) -> PrivateTags:
-        """Of a part of the image."""
+        """The tags of a part of the image."""
         values = {tag: value for tag, value in self.values.items() if tag != _RATIONALS_OF_CAMERA}
         gone = [name_of(tag) for tag in self.values if tag not in values]
         return PrivateTags(values, (*self.lost, *gone))

@@ -19,7 +19,7 @@ _MEANINGLESS = {(1, NO_UNIT), (1, INCH), (72, INCH), (96, INCH), (1, CENTIMETER)
 
 
 def from_tags(x: Rational | None, y: Rational | None, unit: int) -> Calibration:
-    """Of the tags XResolution, YResolution and ResolutionUnit; sizes without a unit mean nothing."""
+    """From the tags XResolution, YResolution and ResolutionUnit; sizes without a unit are ignored."""
     return Calibration(steps_of(Y=_step(y, unit), X=_step(x, unit)) if unit in _NAMES else {})
 
 

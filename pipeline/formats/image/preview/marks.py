@@ -91,7 +91,7 @@ def _paint(pixels: NDArray[np.uint8], mask: NDArray[np.bool_], colour: str) -> N
 
 
 def _written(shape: tuple[int, int], text: str, place: tuple[int, int], anchor: str) -> NDArray[np.bool_]:
-    """Where a text has its letters."""
+    """A mask of the text's letters."""
     from PIL import Image, ImageDraw, ImageFont
 
     page = Image.new("L", shape[::-1], 0)

@@ -94,7 +94,7 @@ class MrcTags:
         return {key: words for key, (words, is_known) in known.items() if is_known}
 
     def cropped(self, boxes: Mapping[str, range]) -> MrcTags:
-        """Of a part; the new start and cell are stated when it is written."""
+        """The tags of a part; the writer adds the new start and cell."""
         record = self.record
         lengths = dict(zip(_letters(record), record["n"].tolist(), strict=True))
         sections = boxes.get("T", range(1)), boxes.get(_letters(record)[2], range(1))

@@ -241,7 +241,7 @@ def _extensions(data: bytes, order: str) -> tuple[tuple[int, bytes], ...]:
 
 
 def _dtype_of(path: Path, record: Record, any_samples: bool) -> tuple[np.dtype[Any], int]:
-    """Of a sample, and how many a pixel has."""
+    """The dtype of a sample, and how many samples a pixel has."""
     code = int(record["datatype"])
     if code in _COLOURS:
         return np.dtype(np.uint8), _COLOURS[code]

@@ -140,7 +140,7 @@ class NiftiTags:
         return {key: words for key, (words, is_known) in known.items() if is_known}
 
     def cropped(self, boxes: Mapping[str, range]) -> NiftiTags:
-        """Of a part: the place and the time move with its first sample. The slices' timing is that of the whole."""
+        """The tags of a part: place and time move with its first sample; the timing of slices is that of the whole."""
         record, times = self.record, boxes.get("T", range(1))
         first = np.array([boxes.get(letter, range(1)).start for letter in "XYZ"], np.float64)
         moved = _of_quaternion(record)[:, :3] @ first

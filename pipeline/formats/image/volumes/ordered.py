@@ -47,6 +47,6 @@ class OrderedSamples(ContiguousSamples):
 
 
 def ordered(axes: str, shape: tuple[int, ...], stored: str, *, dtype: np.dtype[Any], offset: int) -> OrderedSamples:
-    """Of an image with these axes and shape. `stored`: letters in the order of the file, the slowest first."""
+    """The layout of an image with these axes and shape. `stored`: letters in the order of the file, slowest first."""
     order = tuple(axes.index(letter) for letter in stored if letter in axes)
     return OrderedSamples(shape=tuple(shape[axis] for axis in order), dtype=dtype, offset=offset, order=order)

@@ -184,7 +184,7 @@ class ArrayWriter:
         return found
 
     def _spool(self) -> ChunkSpool:
-        """Of this thread."""
+        """The spool of this thread."""
         spool = self._spools.get(threading.get_ident())  # a flush may clear them meanwhile
         if spool is None:
             assert isinstance(self._partial, PartialFolder), "objects do not spool"

@@ -25,7 +25,7 @@ class ChunkSpool:
         weakref.finalize(self, os.close, descriptor)
 
     def take(self) -> int:
-        """Where a chunk may be written."""
+        """A place for a chunk."""
         if self.free:
             return self.free.pop()
         self._slots += 1

@@ -364,7 +364,7 @@ def _translated(path: Path, what: str) -> Iterator[None]:
 
 
 def open_level(path: Path) -> Any:
-    """The one level of a group that Millrace wrote, as an array of the zarr library, whatever its axes."""
+    """The one level of a group that Millrace wrote, as an array of the zarr library, with any axes."""
     import zarr
 
     if not any((path / mark).is_file() for mark in MARKS):

@@ -209,7 +209,7 @@ class Reconstruction:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the images."""
+        """The shape of the images."""
         return self._source.grid.shape
 
     @property

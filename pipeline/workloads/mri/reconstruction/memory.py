@@ -109,7 +109,7 @@ def least_bytes(problem: Problem, parameters: MriParameters) -> int:
 
 
 def iterates_bytes(problem: Problem, parameters: MriParameters) -> int:
-    """Of a solver's images and its temporary ones, which always stay on the GPU."""
+    """Bytes of a solver's images and its temporary ones, which always stay on the GPU."""
     return COMPLEX * _images(parameters, problem) * problem.images * problem.pixels
 
 
@@ -195,7 +195,7 @@ def _work(problem: Problem, padded: tuple[int, ...]) -> int:
 
 
 def _shared_bytes() -> int:
-    """Of a block on this machine's GPU, if it is in use; else on any."""
+    """Shared memory of a block on this machine's GPU if it is in use, else the least of all."""
     if "cupy" in sys.modules:
         with suppress(RuntimeError):  # CUDA's
             return shared_bytes_a_block()

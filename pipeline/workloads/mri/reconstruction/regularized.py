@@ -121,7 +121,7 @@ def solved(
 
 
 def penalties_of(parameters: MriParameters, right: Any, seed: int) -> dict[str, Penalty]:
-    """Of series as large as `right`, by name; l2 is not one of them. Several automatic ones share one strength."""
+    """The penalties of series as large as `right`, by name, without l2. Several automatic ones share one strength."""
     xp, shape, asked = namespace(right), right.shape[1:], parameters.penalty_strengths
     automatic = automatic_strength(right, parameters.wavelet) / len(asked) if None in asked.values() else 0.0
     found: dict[str, Penalty] = {}

@@ -184,7 +184,7 @@ class SubspaceReconstruction:
         return image, whole
 
     def encoding(self, trajectories: Sequence[Trajectory], like: Any) -> SubspaceEncoding:
-        """Of the frames of these trajectories, on the device of `like`; cached for the next slice."""
+        """The encoding of the frames of these trajectories, on the device of `like`; cached for the next slice."""
         whole = pooled(trajectories)
         return self._encodings.get(whole.digest, lambda: self._make_encoding(whole, trajectories, like))
 

@@ -18,7 +18,7 @@ from pipeline.workloads.mri.source.images import ImageSource
 def remarks(
     source: ImageSource, parameters: MriParameters, header: SeriesHeader, most_bytes: int, least_bytes: int | None
 ) -> dict[str, Any]:
-    """By name. header: of the output. most_bytes: of GPU memory. least_bytes: if coil maps may be streamed."""
+    """Remarks by name. header: of the output. most_bytes: of GPU memory. least_bytes: if coil maps may be streamed."""
     first = source.images[0]
     found: dict[str, Any] = {
         "coils": source.coils,
@@ -49,7 +49,7 @@ def remarks(
 
 
 def _readouts(source: ImageSource, parameters: MriParameters) -> int | list[int]:
-    """Of the first image; with a sorting file, of each motion state of the first slice and time."""
+    """Readouts of the first image; with a sorting file, of each motion state of the first slice and time."""
     counts = [image.readouts.count for image in source.images]
     return counts[0] if parameters.sorting is None else counts[: source.frames]
 

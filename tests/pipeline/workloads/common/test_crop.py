@@ -47,6 +47,28 @@ def test_the_part_of_the_whole_result_bit_by_bit(tmp_path: Path, given: Any, dty
     np.testing.assert_array_equal(part, whole[2:9, 13:60, :71], strict=True)
 
 
+@pytest.mark.parametrize("mode", ["reflect", "constant"])
+@pytest.mark.parametrize(
+    ("workload", "given"),
+    [
+        ("dog", {"sigma": 9.0}),  # on a coarse grid, which begins where the image does
+        ("tophat", {"size": (4, 6)}),  # of two steps, with edges between them
+        ("rolling-ball", {"radius": 5}),
+        ("deviation", {"size": 3, "nan_policy": "omit"}),
+        ("chain", {"step": ["median size=3", "gaussian sigma=9"]}),
+        ("chain", {"step": ["close size=4", "dog sigma=2"]}),
+    ],
+    ids=lambda each: each if isinstance(each, str) else "",
+)
+def test_what_depends_on_places_and_edges(tmp_path: Path, workload: str, given: Any, mode: str) -> None:
+    """The image goes on around a part of it."""
+    write_image(tmp_path / "a.npy", np.random.default_rng(1).integers(0, 60_000, (101, 143), np.uint16), "YX")
+    whole = run(workload, tmp_path / "a.npy", tmp_path / "b.npy", 1 << 20, mode=mode, **given)
+    for crop, kept in (("Y=21:90,X=37:130", np.s_[21:90, 37:130]), ("X=5:18", np.s_[:, 5:18])):
+        part = run(workload, tmp_path / "a.npy", tmp_path / "c.npy", 1 << 20, mode=mode, crop=crop, **given)
+        np.testing.assert_array_equal(part, whole[kept], strict=True)
+
+
 @pytest.mark.parametrize("workload", ["median", "maximum"])
 def test_rank_filters_too(tmp_path: Path, workload: str) -> None:
     write_image(tmp_path / "a.npy", volume("uint16"), "ZYX")

@@ -13,7 +13,7 @@ from scipy import ndimage
 
 from pipeline.engine.devices.device import CudaDevice
 from pipeline.errors import InputError, ParameterError
-from pipeline.workloads.common.samples import computed_in, copy_rows, narrow, widened
+from pipeline.workloads.common.samples import computed_in, narrow, widened
 from tests.pipeline.workloads.filters.jobs import filtered
 
 INTEGERS = ("bool", "int8", "int32", "uint32", "int64", "uint64")
@@ -70,24 +70,6 @@ def test_whole_numbers_come_back_up_to_2_to_the_53() -> None:
     out = np.empty(whole.shape, np.int64)
     narrow(widened(whole, np.dtype(np.float64), exactly=True), out)
     np.testing.assert_array_equal(out, whole)
-
-
-@pytest.mark.parametrize("xp", [np, pytest.param("cupy", marks=pytest.mark.gpu)], ids=str)
-def test_rows_are_copied_without_their_ends(xp: Any) -> None:
-    if xp == "cupy":
-        xp = pytest.importorskip("cupy")
-    source = np.random.default_rng(0).integers(0, 1 << 16, (3, 11, 29, 2), np.uint16)
-    every = slice(None)
-    for part in (
-        (every, every, slice(5, 22)),
-        (slice(1, 3), slice(2, 7), slice(0, 29)),
-        (slice(0, 2), every, slice(1, 2)),
-        (every,) * 4,
-    ):
-        taken = source[part]
-        target = xp.zeros(taken.shape, np.uint16)
-        copy_rows(xp.asarray(source), part, target)
-        np.testing.assert_array_equal(target if xp is np else target.get(), taken)
 
 
 def test_any_byte_but_zero_is_true() -> None:

@@ -40,6 +40,7 @@ CHAINS: dict[str, Any] = {
     "ahead weight=0.25": ("ahead", {"weight": 0.25}),
     "close footprint=disk radius=2": ("close", {"footprint": "disk", "radius": 2}),
     "dog sigma=1": ("dog", {"sigma": 1}),
+    "rolling-ball radius=2": ("rolling-ball", {"radius": 2}),
     "minimum size=2 axes=X": ("minimum", {"size": 2, "axes": "X"}),
 }
 
@@ -52,8 +53,9 @@ CHAINS: dict[str, Any] = {
         ("ahead weight=0.25", "box size=4", "minimum size=2 axes=X"),
         ("gaussian sigma=9", "close footprint=disk radius=2", "dog sigma=1"),
         ("median size=3", "tophat size=5,3", "gaussian sigma=2 order=1,0"),
+        ("rolling-ball radius=2", "box size=4", "ahead weight=0.25"),
     ],
-    ids=["median", "ahead", "wide", "derivative"],
+    ids=["median", "ahead", "wide", "derivative", "ball"],
 )
 def test_a_chain_is_its_steps_one_after_the_other(tmp_path: Any, steps: tuple[str, ...], mode: str) -> None:
     image = samples_of((263, 391), "uint8")
@@ -71,7 +73,8 @@ def test_a_chain_is_its_steps_one_after_the_other(tmp_path: Any, steps: tuple[st
         np.testing.assert_array_equal(read_image(tmp_path / "out.step2.npy"), between[1], strict=True)
         assert receipt["audit"]["samples"] > 0
         assert names_in(tmp_path) == ["in.npy", "out.npy", "out.npy.receipt.json", "out.step2.npy"]
-    assert receipt["chunks"] > 1 or "gaussian sigma=9" in steps
+    is_whole = "gaussian sigma=9" in steps or (mode == "wrap" and "rolling-ball radius=2" in steps)
+    assert receipt["chunks"] > 1 or is_whole
     assert receipt["parameters"]["step"] == list(steps)
 
 
@@ -114,19 +117,6 @@ def test_a_gpu_gives_the_bits_of_the_cpu(tmp_path: Any, shape: tuple[int, ...]) 
         job.close()
 
 
-def test_rows_are_padded_to_whole_vectors(tmp_path: Any) -> None:
-    image = samples_of((9, 13, 3), "uint8")
-    write_image(tmp_path / "in.npy", image, "YXS")
-    workload: Any = registry.workload_named("chain")
-    files = {"input": tmp_path / "in.npy", "output": tmp_path / "out.npy"}
-    job: Any = workload.open(JobSpec(workload="chain", **files, parameters=workload.Parameters(step=["median", "box"])))
-    padded, held = job._padded(image, Region((0, 0, 0), image.shape))
-    job.close()
-    assert held == Region((0, 0, 0), (9, 16, 3))
-    np.testing.assert_array_equal(padded[:, :13], image)
-    assert not padded[:, 13:].any()
-
-
 def test_channels_and_one_step(tmp_path: Any) -> None:
     image = samples_of((31, 29, 3), "uint8")
     _, found = filtered(tmp_path, "chain", image, "YXS", step="median size=3; maximum size=5", chunk_bytes=9_000)
@@ -158,12 +148,16 @@ def test_the_kept_result_never_replaces_the_input(tmp_path: Any) -> None:
         ({"step": ["median size=0"]}, "--step 1, 'median size=0': size: .*greater than or equal to 1"),
         ({"step": ["gaussian sigma=1 order=4"]}, "--step 1, .*: order: .*less than or equal to 3"),
         ({"step": ["median", "gaussian sigma=1 order=1,1,1"]}, "--step 2, gaussian: --order has 3 values: give 1 or 2"),
+        ({"step": ["median size=3 size=5"]}, "--step 1, .*: size is given twice"),
         ({"step": ["median 3"]}, "'3' must be PARAMETER=VALUE, such as size=3"),
         ({"step": ["median mode=wrap"]}, "mode is the same for all steps: give --mode"),
         ({"step": ["median 'size=3"]}, "--step 1, .*: No closing quotation"),
         ({"step": ["median", "open size=3,3,3"]}, "--step 2, open: --size has 3 values: give 1 or 2"),
         ({"step": ["median", "open"], "keep": 2}, "--keep 2: name a step before the last"),
-        ({"step": ["median size=2001", "open size=2001"]}, "--memory is too small for one chunk of .* with its halo"),
+        (
+            {"step": ["ahead", "median size=2001", "open size=2001"]},
+            "--memory is too small for one chunk of .* with its halo",
+        ),
     ],
     ids=lambda each: "" if isinstance(each, dict) else each[:20],
 )
