@@ -20,7 +20,8 @@
 //   median_cube (cube.cuh)       medians of 3 × 3 × 3 and 5 × 5 × 5, likewise
 //   extreme_box, extreme_strip   minima and maxima of boxes of two axes in one pass over memory, at a cost that does not grow
 //                                with the window (extremes/box.cuh, extremes/strip.cuh)
-//   extreme_slabs                 openings of them, and top-hats, by a block (extremes/slabs.cuh)
+//   extreme_slabs                those of windows of odd numbers of up to 101 rows and columns, and openings of them in one pass, by
+//                                a block (extremes/slabs.cuh)
 //   extreme_down and _along       those of many rows, an axis a pass (extremes/sweeps.cuh)
 //   extreme_rows                 those along rows of pixels with channels, if windows are wide (extremes/words.cuh)
 

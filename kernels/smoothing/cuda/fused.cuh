@@ -128,13 +128,13 @@ struct Window {
 // A step: STEP rows enter, and the sums of the windows that they complete are written from `to` on. UPWARDS: the rows arrive,
 // and are kept in the window, from the last up; this matters if they are summed in order.
 template <typename Shape, int KIND, bool UPWARDS, int RADIUS, typename Sample, typename Value>
-__device__ inline void filter_columns(Window<Shape, RADIUS, Value>& window, const Sample* entering, const int* skews,
-                                      unsigned* to, const Filter& filter) {
+__device__ inline void filter_columns(Window<Shape, RADIUS, Value>& window, const Sample* entering,
+                                      const Skews<Shape>& skews, unsigned* to, const Filter& filter) {
     constexpr int STEP = Shape::STEP, LANES = Shape::LANES, WIDTH = Shape::WIDTH;
     constexpr bool FLOAT_BOX = KIND == BOX && same<Sample, float>;
     const auto filter_rows = [&](auto taps) {
         // Two rows are loaded ahead, since the compiler does not move loads before the stores of sums.
-        const auto row = [&](int i) { return packed_row<Shape>(entering + i * WIDTH, skews + i); };
+        const auto row = [&](int i) { return packed_row<Shape>(entering + i * WIDTH, skews(i)); };
         Packed<Sample> ahead[2] = {row(0), row(1)};
 #pragma unroll
         for (int i = 0; i < STEP; ++i) {
@@ -177,8 +177,7 @@ fused(const Sample* __restrict__ in, Sample* __restrict__ out, Picture picture, 
     extern __shared__ __align__(16) unsigned char shared[];
     Sample* samples = reinterpret_cast<Sample*>(shared);
     unsigned* sums = reinterpret_cast<unsigned*>(shared + Shape::STAGES * Shape::SAMPLES);
-    int* skews = reinterpret_cast<int*>(shared + Shape::STAGES * Shape::SAMPLES + Shape::SUMS);
-    Sources* sources = reinterpret_cast<Sources*>(skews + Shape::SKEWS);
+    Sources* sources = reinterpret_cast<Sources*>(shared + Shape::STAGES * Shape::SAMPLES + Shape::SUMS);
     const Place place = place_of(blockIdx.x, picture);
     const Sample* in_plane = in + place.plane * picture.rows * picture.row_samples;
     Sample* out_plane = out + place.plane * picture.out_rows * picture.out_row_samples;
@@ -186,7 +185,8 @@ fused(const Sample* __restrict__ in, Sample* __restrict__ out, Picture picture, 
     const int x_in = x - Shape::HALO + picture.centre_x;
     const int y_begin = bands.begin(place.band), y_end = min(bands.begin(place.band + 1), picture.out_rows);
     const Ends ends = ends_of<Shape>(x_in, picture);
-    if (ends != Ends::NONE) find_sources<Shape, CHANNELS>(sources, x_in, x_end - x + Shape::HALO + Shape::REACH, picture);
+    if (ends != Ends::NONE)
+        find_sources<Shape, CHANNELS>(sources, x_in, x_end - x + Shape::HALO + Shape::REACH + Shape::SPARE, picture);
     __syncthreads();
     grid_dependency_synchronize();
 
@@ -196,14 +196,17 @@ fused(const Sample* __restrict__ in, Sample* __restrict__ out, Picture picture, 
     const bool up = Shape::TURNS && place.band % 2 != 0;
     const int mine = (Shape::APART == 1 ? 4 : 1) * threadIdx.x;
     int y = up ? y_end - 1 : y_begin, left = y_end - y_begin;  // the next row to write, and the number left
-    int* stage_skews = skews + (Shape::SKEWS ? 2 * MAX_RADIUS : 0);
     const auto ahead = [&](int row) { return y + picture.centre_y + (up ? -row : row); };
+    const unsigned address = reinterpret_cast<unsigned long long>(in_plane + x_in) / sizeof(Sample);
+    const Skews<Shape> skews{address + ahead(RADIUS) * static_cast<unsigned>(picture.row_samples),
+                             static_cast<unsigned>(up ? -picture.row_samples : picture.row_samples)};
+    const Skews<Shape> skews_above = skews.before(2 * RADIUS);
     const auto fetch_above = [&](Sample* to) {
-        fetch_rows<Shape, 2 * RADIUS>(to, skews, in_plane, ahead(-RADIUS), up, x_in, ends, sources, picture);
+        fetch_rows<Shape, 2 * RADIUS>(to, skews_above, in_plane, ahead(-RADIUS), up, x_in, ends, sources, picture);
     };
     const auto fetch = [&](int stage, int steps) {
-        fetch_rows<Shape, STEP>(samples + stage * STAGE, stage_skews + stage * STEP, in_plane, ahead(RADIUS + steps * STEP), up,
-                                x_in, ends, sources, picture);
+        fetch_rows<Shape, STEP>(samples + stage * STAGE, skews, in_plane, ahead(RADIUS + steps * STEP), up, x_in, ends, sources,
+                                picture);
     };
     // The rows of the first window above its last are fetched into the place of the sums, if they fit there, together with
     // those of the first step; otherwise before these.
@@ -227,7 +230,7 @@ fused(const Sample* __restrict__ in, Sample* __restrict__ out, Picture picture, 
     if (Shape::COMPLETES && ends == Ends::WITHIN) copy_ends<Shape, 2 * RADIUS>(above, x_in, sources, picture);
 #pragma unroll
     for (int i = 0; i < 2 * RADIUS; ++i)
-        enter<Shape, KIND>(packed_row<Shape>(above + i * WIDTH + mine, skews + i), window.row[i]);
+        enter<Shape, KIND>(packed_row<Shape>(above + i * WIDTH + mine, skews_above(i)), window.row[i]);
     if (!FIT) {
         __syncthreads();
         fetch(0, 0);
@@ -250,9 +253,10 @@ fused(const Sample* __restrict__ in, Sample* __restrict__ out, Picture picture, 
         if (Shape::COMPLETES && ends == Ends::WITHIN)
             copy_ends<Shape, STEP>(samples + stage * STAGE, x_in, sources, picture);
         const Sample* entering = samples + stage * STAGE + mine;
-        const int* entering_skews = stage_skews + stage * STEP;
-        if (ORDERED && up) filter_columns<Shape, KIND, ORDERED>(window, entering, entering_skews, to, filter);
-        else filter_columns<Shape, KIND, false>(window, entering, entering_skews, to, filter);
+        // Floats have no registers to keep skews in.
+        const Skews<Shape> step_skews{Shape::FLOATS ? opaque(skews.start) : skews.start, skews.stride};
+        if (ORDERED && up) filter_columns<Shape, KIND, ORDERED>(window, entering, step_skews, to, filter);
+        else filter_columns<Shape, KIND, false>(window, entering, step_skews, to, filter);
         __syncthreads();
         if (left > Shape::STAGES * STEP) fetch(stage, Shape::STAGES);
         if (Shape::STAGES == 2) {
@@ -263,6 +267,10 @@ fused(const Sample* __restrict__ in, Sample* __restrict__ out, Picture picture, 
         Packed<Sample> done[SEGMENT / 4];
         if constexpr (KIND == SQUARE) filter_square<Shape, RADIUS, CHANNELS>(done, segment, filter.scale);
         else filter_segment<Shape, KIND, RADIUS, CHANNELS>(done, segment, filter);
+        const int first = up ? y - warp_row : y + warp_row;
+        if constexpr (Shape::SKEW > 0 && !Shape::FLOATS)
+            shift_results(done, shift_of(out_plane + (first + lane / SEGMENTS) *
+                                                         static_cast<long long>(picture.out_row_samples) + x));
         // Only this warp reads its rows, so the results replace them, to be stored a row at a time.
         __syncwarp();
         constexpr int SIZE = sizeof(Sample);
@@ -274,7 +282,6 @@ fused(const Sample* __restrict__ in, Sample* __restrict__ out, Picture picture, 
             *reinterpret_cast<uint4*>(segment + i) = make_uint4(word[0], word[1], word[2], word[3]);
         }
         __syncwarp();
-        const int first = up ? y - warp_row : y + warp_row;
         store_results<Shape, WARP_ROWS>(sums + warp_row * Shape::PITCH, out_plane, first, left - warp_row, up, x, x_end, picture);
     }
 }

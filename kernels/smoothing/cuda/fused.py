@@ -190,14 +190,14 @@ def _tile(dtype: np.dtype[Any], channels: int, kind: str, radius: int, *, aligne
         outputs, spare = (WIDTH - 2 * halo) // sector * sector, 0
     else:
         halo = up_to(reach, 8)
-        outputs, spare = (WIDTH - halo - reach - (sector - 1)) // vector * vector, SECTOR_BYTES
+        outputs = (WIDTH - halo - reach - (step - 1) - (vector // 4 - 1)) // vector * vector
+        spare = SECTOR_BYTES
     paired = kind == "SQUARE" and size == 1
     a_word, segment = 2 if paired else 1, 4 * step
     places = WIDTH + 2 * halo + 8
     pitch = up_to(places // segment * (segment // a_word + 4) + places % segment // a_word, 4)
     few = far and (size == 2 or (floats and channels > 1))
-    skews = 0 if aligned else 2 * MAX_RADIUS + stages * step
-    shared_bytes = step * (stages * WIDTH * size + pitch * 4) + stages * spare + (skews + 3 + WIDTH) * 4
+    shared_bytes = step * (stages * WIDTH * size + pitch * 4) + stages * spare + (3 + WIDTH) * 4
     return Tile(
         step=step,
         outputs=outputs,

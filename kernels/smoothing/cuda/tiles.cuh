@@ -14,6 +14,7 @@ constexpr int MAX_RADIUS = 8;
 template <typename Sample, int CHANNELS, int RADIUS, int KIND, bool ALIGNED>
 struct Fused {
     static constexpr bool FLOATS = same<Sample, float>;
+    static constexpr int SIZE = sizeof(Sample);
     static constexpr int THREADS = 128, WIDTH = 4 * THREADS;  // samples of a row that a block loads, four a thread
     // Rows that a block goes down at a time: many, since each step costs two barriers and moves the window's rows, but the
     // loop, about 4 * (4 RADIUS + 9) * STEP instructions, has to stay in the instruction cache.
@@ -26,11 +27,13 @@ struct Fused {
 
     static constexpr int VECTOR = 16 / sizeof(Sample), SECTOR = SECTOR_BYTES / sizeof(Sample);
     // Loads start at a sector (half a sector off, an H200's L2 reads 1.6 times as much), except for bytes, where that would
-    // cost too many columns. Unaligned rows are loaded from the start of their first sector: at most SKEW places more.
-    static constexpr int REACH = RADIUS * CHANNELS, SKEW = ALIGNED ? 0 : SECTOR - 1;
+    // cost too many columns. Unaligned rows are loaded from the multiple of STEP samples (one or two vectors) below their
+    // start, at most SKEW places more. Rows STEP apart have the same skew, so a thread's skews stay in registers. Unaligned
+    // results are written by whole words, so SPARE more are computed.
+    static constexpr int REACH = RADIUS * CHANNELS, SKEW = ALIGNED ? 0 : STEP - 1, SPARE = ALIGNED ? 0 : VECTOR / 4 - 1;
     static constexpr int HALO = up_to(REACH, !ALIGNED ? 8 : sizeof(Sample) == 1 ? VECTOR : SECTOR);
     static constexpr int OUTPUTS = ALIGNED ? (WIDTH - 2 * HALO) / SECTOR * SECTOR
-                                           : (WIDTH - HALO - REACH - SKEW) / VECTOR * VECTOR;
+                                           : (WIDTH - HALO - REACH - SKEW - SPARE) / VECTOR * VECTOR;
 
     // Sums of a row are in runs, one per segment. Runs start (nearly) 4 words apart modulo 32, so that the lanes of a warp,
     // which read quads of neighbouring segments, use all banks.
@@ -47,15 +50,17 @@ struct Fused {
     static constexpr bool TURNS = FLOATS;
     // Columns between a thread's four. If they lie apart, skewed floats are loaded one by one without conflicts of banks.
     static constexpr int APART = FLOATS && !ALIGNED ? THREADS : 1;
-    // Bytes of shared memory: a stage's samples (some are read behind them, but not used), sums; and the number of rows whose
-    // skews are kept, those above a band first.
+    // Bytes of shared memory: a stage's samples (some are read behind them, but not used), and sums.
     static constexpr int SAMPLES = STEP * WIDTH * static_cast<int>(sizeof(Sample)) + (ALIGNED ? 0 : SECTOR_BYTES);
-    static constexpr int SUMS = STEP * PITCH * 4, SKEWS = ALIGNED ? 0 : 2 * MAX_RADIUS + STAGES * STEP;
+    static constexpr int SUMS = STEP * PITCH * 4;
+};
 
-    // Places between place 0 of a row, input sample `at`, and the start of its sector.
-    static __device__ inline int skew_of(const Sample* at) {
-        return ALIGNED ? 0 : static_cast<unsigned>(reinterpret_cast<unsigned long long>(at)) % SECTOR_BYTES / sizeof(Sample);
-    }
+// How many places farther right row i of a step lies if it is not aligned. A row beyond an edge lies as it would inside.
+template <typename Shape>
+struct Skews {
+    unsigned start, stride;  // samples from a vector's start in memory to place 0 of row 0, and to that of the next row
+    __device__ int operator()(int i) const { return Shape::SKEW ? (start + i * stride) % (Shape::SKEW + 1) : 0; }
+    __device__ Skews before(int rows) const { return {start - rows * stride, stride}; }
 };
 
 // The places of a row that 16-byte copies may not fill (0 … left and right … right + count - left), and the indices from
@@ -70,7 +75,7 @@ template <typename Shape, int CHANNELS>
 __device__ inline void find_sources(Sources* sources, int x, int needed, const Picture& picture) {
     if (threadIdx.x == 0) {
         // The vectors that straddle a row's ends differ from row to row.
-        constexpr int UNSURE = Shape::SKEW > 0 ? Shape::VECTOR - 1 : 0;
+        constexpr int UNSURE = Shape::SKEW > 0 ? 2 * Shape::VECTOR - 1 : 0;
         const int left = min(max(UNSURE - x, 0), needed);
         const int right = max(left, min(needed, picture.row_samples - x - UNSURE));
         sources->left = left, sources->right = right, sources->count = left + needed - right;
@@ -87,7 +92,8 @@ enum class Ends { NONE, WITHIN, ELSEWHERE };
 
 template <typename Shape>
 __device__ inline Ends ends_of(int x, const Picture& picture) {
-    if (x >= Shape::SKEW && x + Shape::WIDTH <= picture.row_samples) return Ends::NONE;
+    constexpr int BESIDE = Shape::SKEW > 0 ? Shape::VECTOR : 0;  // read beside rows beyond an edge
+    if (x >= Shape::SKEW + BESIDE && x + Shape::WIDTH + BESIDE <= picture.row_samples) return Ends::NONE;
     return Shape::COMPLETES && picture.mode_x != WRAP ? Ends::WITHIN : Ends::ELSEWHERE;
 }
 
@@ -97,11 +103,19 @@ __device__ inline Sample fill_of(const Picture& picture) {
     else return static_cast<Sample>(picture.fill);
 }
 
-// Fetches COUNT rows, from `position` down or up, of the tile whose first place is input sample `x`; `skews` receives how far
-// right each unaligned row is put. Ends that are WITHIN the tile are left to copy_ends.
+// Where a row is fetched from if `at` belongs at place 0.
+template <typename Shape, typename Sample>
+__device__ inline const Sample* start_of(const Sample* at) {
+    if constexpr (Shape::SKEW == 0) return at;
+    constexpr unsigned long long BYTES = (Shape::SKEW + 1) * Shape::SIZE;
+    return reinterpret_cast<const Sample*>(reinterpret_cast<unsigned long long>(at) & -BYTES);
+}
+
+// Fetches COUNT rows, from `position` down or up, of the tile whose first place is input sample `x`. Ends that are WITHIN the
+// tile are left to copy_ends.
 template <typename Shape, int COUNT, typename Sample>
-__device__ inline void fetch_rows(Sample* samples, int* skews, const Sample* plane, int position, bool up, int x,
-                                  Ends ends, const Sources* sources, const Picture& picture) {
+__device__ inline void fetch_rows(Sample* samples, const Skews<Shape>& skews, const Sample* plane, int position, bool up,
+                                  int x, Ends ends, const Sources* sources, const Picture& picture) {
     constexpr int WIDTH = Shape::WIDTH, VECTOR = Shape::VECTOR, A_ROW = WIDTH / VECTOR, AT_ONCE = Shape::THREADS / A_ROW;
     const int row = threadIdx.x / A_ROW, at = threadIdx.x % A_ROW * VECTOR;
     const long long row_samples = picture.row_samples;
@@ -110,26 +124,35 @@ __device__ inline void fetch_rows(Sample* samples, int* skews, const Sample* pla
     const auto source_row = [&](int i) {
         return inside ? position + way * i : border_index(position + way * i, picture.rows, picture.mode_y);
     };
-    const auto skew_of = [&](int from) { return from < 0 ? 0 : Shape::skew_of(plane + from * row_samples + x); };
-    if (Shape::SKEW > 0 && threadIdx.x < COUNT) skews[threadIdx.x] = skew_of(source_row(threadIdx.x));
     if (inside && ends == Ends::NONE) {
         const Sample* from = plane + (position + way * row) * row_samples + x;
         const long long stride = way * AT_ONCE * row_samples;
 #pragma unroll
         for (int i = 0; i < COUNT; i += AT_ONCE, from += stride)
             if (COUNT % AT_ONCE == 0 || i + row < COUNT)
-                copy_16_bytes(samples + (i + row) * WIDTH + at, from - Shape::skew_of(from) + at);
+                copy_16_bytes(samples + (i + row) * WIDTH + at, start_of<Shape>(from) + at);
         return;
     }
     const Sample fill = fill_of<Sample>(picture);
-    const auto is_copied = [&](int begin) { return begin >= 0 && begin + VECTOR <= picture.row_samples; };
+    // A vector of a row beyond an edge may not be aligned where that row lies inside.
+    const auto is_aligned = [&](int from, int begin) {
+        return Shape::SKEW == 0 || from < 0 ||
+               reinterpret_cast<unsigned long long>(plane + from * row_samples + begin) % 16 == 0;
+    };
+    const auto is_copied = [&](int from, int begin) {  // or else its samples come one by one
+        const int beside = is_aligned(from, begin) ? 0 : VECTOR;
+        return begin >= beside && begin + VECTOR + beside <= picture.row_samples;
+    };
 #pragma unroll 1
     for (int i = row; i < COUNT; i += AT_ONCE) {
-        const int from = source_row(i), begin = x - skew_of(from) + at;
-        if (!is_copied(begin)) continue;
-        if (from >= 0) copy_16_bytes(samples + i * WIDTH + at, plane + from * row_samples + begin);
-        else
-            for (int j = 0; j < VECTOR; ++j) samples[i * WIDTH + at + j] = fill;
+        const int from = source_row(i), begin = x - skews(i) + at;
+        const Sample* source = plane + from * row_samples + begin;
+        Sample* to = samples + i * WIDTH + at;
+        if (!is_copied(from, begin)) continue;
+        if (from < 0)
+            for (int j = 0; j < VECTOR; ++j) to[j] = fill;
+        else if (is_aligned(from, begin)) copy_16_bytes(to, source);
+        else *reinterpret_cast<uint4*>(to) = load_anywhere(source);
     }
     if (ends != Ends::ELSEWHERE) return;
     // The rest one by one, some rows per warp, all loads started before the first is waited for.
@@ -146,8 +169,8 @@ __device__ inline void fetch_rows(Sample* samples, int* skews, const Sample* pla
         for (int i = 0; i < OF_A_WARP; ++i) found[i] = __ldg(plane + max(rows[i], 0) * row_samples + max(source, 0));
 #pragma unroll
         for (int i = 0; i < OF_A_WARP; ++i) {
-            const int skew = skew_of(rows[i]), to = place + skew;
-            if (Shape::SKEW > 0 && is_copied(x - skew + to / VECTOR * VECTOR)) continue;
+            const int skew = skews(warp + i * WARPS), to = place + skew;
+            if (Shape::SKEW > 0 && is_copied(rows[i], x - skew + to / VECTOR * VECTOR)) continue;
             if (COUNT % WARPS == 0 || warp + i * WARPS < COUNT)
                 samples[(warp + i * WARPS) * WIDTH + to] = rows[i] < 0 || source < 0 ? fill : found[i];
         }
@@ -207,12 +230,12 @@ __device__ inline Packed<Sample> packed_at(const Sample* samples, int skew) {
 }
 
 template <typename Shape, typename Sample>
-__device__ inline Packed<Sample> packed_row(const Sample* samples, const int* skew) {
+__device__ inline Packed<Sample> packed_row(const Sample* samples, int skew) {
     if constexpr (Shape::SKEW == 0) return packed_at(samples);
-    else if constexpr (Shape::APART == 1) return packed_at(samples, *skew);
+    else if constexpr (Shape::APART == 1) return packed_at(samples, skew);
     else {
         Packed<Sample> packed;
-        samples += *skew;
+        samples += skew;
 #pragma unroll
         for (int j = 0; j < 4; ++j) packed.word[j] = __float_as_uint(samples[j * Shape::APART]);
         return packed;
@@ -258,8 +281,26 @@ __device__ inline void put_sums(unsigned* to, const unsigned (&sum)[2]) {
     *reinterpret_cast<uint2*>(to) = make_uint2(sum[0], sum[1]);
 }
 
+// Bytes between the start of a word of memory and `target`.
+template <typename Sample>
+__device__ inline int shift_of(const Sample* target) {
+    return sizeof(Sample) < 4 ? static_cast<unsigned>(reinterpret_cast<unsigned long long>(target)) % 4 : 0;
+}
+
+// Moves a segment's results up by as many bytes. The lane before has those in front of them.
+template <typename Sample, int COUNT>
+__device__ inline void shift_results(Packed<Sample> (&done)[COUNT], int bytes) {
+    constexpr int SIZE = sizeof(Sample);
+    const unsigned before = __shfl_up_sync(0xFFFFFFFFu, done[COUNT - 1].word[SIZE - 1], 1);
+#pragma unroll
+    for (int i = COUNT * SIZE - 1; i >= 0; --i) {
+        const unsigned low = i > 0 ? done[max(i - 1, 0) / SIZE].word[max(i - 1, 0) % SIZE] : before;
+        done[i / SIZE].word[i % SIZE] = __funnelshift_l(low, done[i / SIZE].word[i % SIZE], 8 * bytes);
+    }
+}
+
 // Writes a warp's COUNT rows of results (or `left`, if fewer), which are at `results` in the segments' runs, from row `y` down
-// or up, and from column `x` on.
+// or up, and from column `x` on. Unaligned integers have been moved up by their bytes past a word of memory.
 template <typename Shape, int COUNT, typename Sample>
 __device__ inline void store_results(const unsigned* results, Sample* plane, int y, int left, bool up, int x, int x_end,
                                      const Picture& picture) {
@@ -268,29 +309,36 @@ __device__ inline void store_results(const unsigned* results, Sample* plane, int
     static_assert(COUNT % 2 == 0, "two rows are stored at a time");
     const long long row_samples = picture.out_row_samples, stride = up ? -row_samples : row_samples;
     Sample* target = plane + y * row_samples + x;
-    if constexpr (Shape::SKEW > 0 && Shape::FLOATS) {
-        static_assert(Shape::SEGMENT == 32, "a warp stores a segment at a time");
-        const int count = x_end - x;
+    if constexpr (Shape::SKEW > 0) {
+        // Whole lines of memory, a word a lane: the words that begin among the tile's results, and single samples at the ends
+        // of the image's row.
+        constexpr int SIZE = Shape::SIZE, LINES = (Shape::OUTPUTS * SIZE + 126) / 128 + 1;
+        constexpr int A_RUN = Shape::SEGMENT * SIZE / 4, LINE = 32 / A_RUN * Shape::RUN;  // words, and to the next line's
+        constexpr int FAR = (Shape::OUTPUTS + Shape::SPARE + 1) * SIZE;  // bytes: the row's end matters if it is nearer
+        static_assert(32 % A_RUN == 0, "lines are whole runs apart");
+        const int lane = threadIdx.x % 32, in_row = min(picture.out_row_samples - x, FAR / SIZE) * SIZE;
+        const int count = (x_end - x) * SIZE;
+        const bool ends = SIZE < 4 && (x == 0 || in_row < FAR);
 #pragma unroll 1
         for (int i = 0; i < min(COUNT, left); ++i, target += stride, results += Shape::PITCH) {
-            // Whole lines of memory.
-            const int at = threadIdx.x % 32 - static_cast<int>(reinterpret_cast<unsigned long long>(target) % 128 / 4);
-            const unsigned* result = results + (at < 0 ? at - (Shape::RUN - 32) : at);
+            const int past = static_cast<int>(reinterpret_cast<unsigned long long>(target) % 128), skip = shift_of(target);
+            const int at = lane - past / 4, whole = (in_row + skip) / 4;
+            const int words = SIZE == 4 ? x_end - x : min((count + skip + 3) / 4, whole);
+            const unsigned place = at + 32;  // never negative
+            const unsigned* result = results + (place / A_RUN * Shape::RUN + place % A_RUN) - LINE;
+            unsigned* line = reinterpret_cast<unsigned*>(reinterpret_cast<unsigned char*>(target) - past) + lane;
 #pragma unroll
-            for (int j = 0; j <= Shape::OUTPUTS / 32 + 1; ++j)
-                if ((j > 0 || at >= 0) && at + 32 * j < count) target[at + 32 * j] = __uint_as_float(result[j * Shape::RUN]);
+            for (int j = 0; j < LINES; ++j)
+                if ((j > 0 || at >= (skip > 0)) && at + 32 * j < words) line[32 * j] = result[j * LINE];
+            if (!ends) continue;
+            const auto put = [&](int byte) {
+                const unsigned* word = results + (byte + skip) / 4 / A_RUN * Shape::RUN + (byte + skip) / 4 % A_RUN;
+                target[byte / SIZE] = reinterpret_cast<const Sample*>(word)[(byte + skip) % 4 / SIZE];
+            };
+            const int byte = lane * SIZE, last = 4 * whole - skip;
+            if (x == 0 && skip > 0 && byte < min(4 - skip, in_row)) put(byte);
+            if (last >= 0 && last < count && last + byte < in_row) put(last + byte);
         }
-        return;
-    } else if constexpr (Shape::SKEW > 0) {
-        const auto vector = [&](int i) {
-            return *reinterpret_cast<const uint4*>(results + i / A_SEGMENT * Shape::RUN + i % A_SEGMENT * 4);
-        };
-        const auto sample = [&](int i) {
-            return reinterpret_cast<const Sample*>(results + i / Shape::SEGMENT * Shape::RUN)[i % Shape::SEGMENT];
-        };
-#pragma unroll 1
-        for (int i = 0; i < min(COUNT, left); ++i, target += stride, results += Shape::PITCH)
-            store_anywhere<Shape::WIDTH>(target, x_end - x, vector, sample);
         return;
     }
     constexpr int PIECE = 32 / A_SEGMENT * Shape::RUN;  // words

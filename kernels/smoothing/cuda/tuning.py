@@ -5,6 +5,8 @@ Tile shapes, and the blocks that registers allow, are fixed in the headers and r
 
 from __future__ import annotations
 
+from typing import Any
+
 # block_partition: how much longer than the others the last piece of a line takes, as a share of its time.
 TAIL = 0.25
 
@@ -48,14 +50,15 @@ RUNNING_WINDOWS = {
 RUNNING_EDGE_COST = 1.15  # of a row at the left or right edge, over one inside
 RUNNING_START_ROWS = 48  # that a block could have filtered while it waits for its first
 
-# sweep: the shapes of box_sweep by bytes of a sample and channels.
-SWEEP = {
-    (1, 1): {"words": 7, "threads": 512},
-    (1, 2): {"words": 7, "threads": 512},
-    (1, 3): {"words": 9, "threads": 512},
-    (1, 4): {"words": 7, "threads": 512},
-    (2, 1): {"words": 9, "threads": 768},
-    (2, 2): {"words": 9, "threads": 768},
-    (2, 3): {"words": 9, "threads": 768},
-    (2, 4): {"words": 10, "threads": 768},
+# sweep: the shapes of box_sweep by bytes of a sample and channels, and what a sample costs compared with the last one,
+# which also fits wider windows.
+SWEEP: dict[tuple[int, int], list[dict[str, Any]]] = {
+    (1, 1): [{"words": 7, "threads": 384, "rows": 2, "whole": True, "cost": 0.7}, {"words": 7, "threads": 512}],
+    (1, 2): [{"words": 9, "threads": 384, "rows": 2, "whole": True, "cost": 0.7}, {"words": 7, "threads": 512}],
+    (1, 3): [{"words": 9, "threads": 384, "rows": 2, "whole": True, "cost": 0.7}, {"words": 9, "threads": 512}],
+    (1, 4): [{"words": 9, "threads": 384, "rows": 2, "whole": True, "cost": 0.7}, {"words": 7, "threads": 512}],
+    (2, 1): [{"words": 9, "threads": 512, "rows": 2, "cost": 0.95}, {"words": 9, "threads": 768}],
+    (2, 2): [{"words": 9, "threads": 512, "rows": 2, "cost": 0.95}, {"words": 9, "threads": 768}],
+    (2, 3): [{"words": 15, "threads": 512}],
+    (2, 4): [{"words": 18, "threads": 512, "cost": 0.933}, {"words": 10, "threads": 512}],
 }

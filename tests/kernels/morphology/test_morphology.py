@@ -141,17 +141,45 @@ def test_a_gpu_opens_in_one_pass(name: str, dtype: str) -> None:
                 same_bits(found.get(), expected, f"{shape} {size} {mode}")
 
 
+@pytest.mark.sanitize("morphology", "rank")
 @pytest.mark.gpu
-def test_a_gpu_opens_windows_of_15_to_51_pixels_with_one_kernel() -> None:
-    """In slabs, each band of rows whole batches: the last begins earlier than its turn."""
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "int16", "float32"])
+@pytest.mark.parametrize(
+    ("shape", "size"), [((97, 604), 31), ((61, 601), (17, 31)), ((2, 141, 332), (51, 31)), ((75, 110, 3), 15)]
+)
+def test_a_gpu_erodes_by_slabs(shape: tuple[int, ...], size: Any, dtype: str) -> None:
+    """Rows that begin at whole words and elsewhere, windows at even and odd samples, planes, and channels; edges of
+    every kind."""
     import cupy
 
-    image = samples_of((1009, 1028), "uint16")
-    given, out = cupy.asarray(image), cupy.empty(image.shape, image.dtype)
+    image = samples_of(shape, dtype)
+    options = {"channel_axis": 2} if shape[-1] == 3 else {"axes": (-2, -1)}
+    given, out = cupy.asarray(image), cupy.empty(shape, image.dtype)
+    for name, modes in (("grey_erosion", BORDER_MODES), ("grey_dilation", ("constant",))):
+        for mode in modes:
+            for origin in (0, (2, -3)) if mode in ("reflect", "constant") else (0,):
+                chosen = {"mode": mode, "cval": 7, "origin": origin, **options}
+                launches = observe(lambda name=name, chosen=chosen: getattr(ours, name)(given, size, out=out, **chosen))
+                names = [launch.kernel.expression.partition("<")[0] for launch in launches]
+                assert names == ["extreme_slabs"] or dtype == "uint8", (mode, names)
+                same_bits(out.get(), getattr(ours, name)(image, size, **chosen), f"{name} {mode} {origin}")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("shape", "dtype"), [((1009, 1028), "uint16"), ((203, 310, 3), "uint16"), ((97, 411), "float32")]
+)
+def test_a_gpu_opens_by_slabs(shape: tuple[int, ...], dtype: str) -> None:
+    """With one kernel; each band of rows has whole batches: the last begins earlier than its turn."""
+    import cupy
+
+    image = samples_of(shape, dtype)
+    options = {"channel_axis": 2} if shape[-1] == 3 else {}
+    given, out = cupy.asarray(image), cupy.empty(shape, image.dtype)
     for size in (15, 31, (51, 31), 51):
-        launches = observe(lambda size=size: ours.white_tophat(given, size, out=out))
+        launches = observe(lambda size=size: ours.white_tophat(given, size, out=out, **options))
         assert [launch.kernel.expression.partition("<")[0] for launch in launches] == ["extreme_slabs"], size
-        same_bits(out.get(), ours.white_tophat(image, size), str(size))
+        same_bits(out.get(), ours.white_tophat(image, size, **options), str(size))
 
 
 @pytest.mark.sanitize("morphology", "rank")

@@ -339,13 +339,24 @@ def test_windows_of_many_rows_take_one_pass(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_slabs_are_whole_batches_of_rows_that_a_block_holds() -> None:
-    for itemsize, most in extremes.SLAB_MOST.items():
-        for taps in range(3, most + 1, 2):
-            threads, batch, batches, ahead, _ = extremes._slab(taps - 1, 1 if itemsize == 4 else 2)
-            assert batch % (taps - 1) == batch % ahead == 0
-            assert 0 < batches * batch <= threads
-            rows, lead = batches * batch, -(-2 * (taps - 1) // batch) * batch
+    for (itemsize, opens, lie), (least, shapes) in extremes.SLABS.items():
+        assert extremes._slab(itemsize, opens, lie, least - 2, 3) is None
+        assert extremes._slab(itemsize, opens, lie, 3, shapes[-1].most + 2) is None
+        assert [*shapes] == sorted(shapes)
+        steps = 1 + opens
+        for taps in range(least, shapes[-1].most + 1, 2):
+            shape = extremes._slab(itemsize, opens, lie, taps, taps)
+            assert shape is not None
+            batch = extremes._slab_batch(taps)
+            assert batch % (taps - 1) == 0
+            rows, lead = shape.rows // batch * batch, -(-steps * (taps - 1) // batch) * batch
+            assert rows > 0
+            words = rows * (shape.threads + 3) + shape.shares * steps * (taps // 2) * shape.threads
+            assert shape.blocks * (4 * words + 1024) <= 228 << 10, (itemsize, opens, lie, taps)
+            assert shape.threads % 32 == 0
             for out_rows in (1, 97, 8192):
-                band = extremes._slab_band(40, out_rows, rows, batch, lead, 132 * 3)
+                band = extremes._slab_band(40, out_rows, rows, batch, lead, 132 * shape.blocks)
                 assert band % batch == 0
                 assert 0 < band < out_rows + rows + batch
+    assert extremes._slab(2, False, "aligned", 32, 31) is None
+    assert extremes._slab(8, False, "aligned", 31, 31) is None

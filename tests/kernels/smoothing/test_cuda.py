@@ -12,7 +12,7 @@ import pytest
 
 from kernels.smoothing import BORDER_MODES, DTYPES, MODES, gaussian_filter, uniform_filter
 from kernels.smoothing.cases import Case, cases
-from kernels.smoothing.cuda import VARIANTS, smooth
+from kernels.smoothing.cuda import VARIANTS, fused, smooth
 from kernels.smoothing.cuda.boxes import tree
 
 pytestmark = pytest.mark.gpu
@@ -143,6 +143,21 @@ def test_short_gaussians_match_the_cpu_bit_by_bit(cupy: Any, dtype: str, channel
             shape=shape, dtype=dtype, axes=(0, 1), sigmas=(down, sigma), modes=(first, second), cval=6, content=content
         )
         np.testing.assert_array_equal(_apply(cupy, case, "fused"), case.apply(case.image()), err_msg=case.name)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "float32"])
+def test_rows_that_end_anywhere_are_written_and_nothing_else(cupy: Any, dtype: str) -> None:
+    """Tiles of `fused` share words of memory where their rows meet: lengths of a few samples, and of about one tile."""
+    kind = "BOX" if dtype == "float32" else "SQUARE"
+    tile = fused._tile(np.dtype(dtype), 1, kind, 1, aligned=False).outputs
+    for index, columns in enumerate((*range(1, 10), *range(tile - 4, tile + 6))):
+        case = Case(shape=(7, columns), dtype=dtype, axes=(0, 1), sizes=(3, 3), modes=("reflect", "reflect"))
+        whole = cupy.full(7 * columns + 64, 77, dtype)
+        out = whole[32 + index % 5 :][: 7 * columns].reshape(7, columns)
+        smooth(cupy.asarray(case.image()), case.windows(), case.cval, out, variant="fused")
+        np.testing.assert_array_equal(cupy.asnumpy(out), case.apply(case.image()), err_msg=case.name)
+        out[...] = 77
+        assert (whole == 77).all()
 
 
 @pytest.mark.parametrize("sigmas", [(1.0, 1.0), (2.0, 1.75), (4.0, 4.0), (7.6, 7.6), (0.3, 4.3), (7.6, 0.5)])

@@ -106,6 +106,8 @@ def _listed() -> Iterator[tuple[Case, bool]]:
                 yield case(dtype, mode - 6 if keeps else mode, shape=shape, axes=(0, 1), **what), usual
     for dtype, channels in product(DTYPES, COLUMNS):  # windows that fit the largest blocks only
         yield case(dtype, next(number), shape=(9, 61, channels), axes=(0, 1), sizes=(3, 10_500 // channels)), True
+    for channels in COLUMNS:  # sums of bytes that do not fit 32 bits
+        yield case("uint8", next(number), shape=(9, 61, channels), axes=(0, 1), sizes=(4099, 4099)), True
     for dtype, what in product(DTYPES, VOLUMES):
         yield case(dtype, next(number), **what), True
 

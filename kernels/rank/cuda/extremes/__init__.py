@@ -5,14 +5,20 @@ from __future__ import annotations
 import ctypes
 import functools
 import math
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from kernels.rank.cuda.gather import C_TYPES, constants
 from kernels.rank.task import SYMMETRIC, Axis, Difference, Task
 from kernels.runtime.launch import kernel, multiprocessors, shared_bytes_a_multiprocessor
 from kernels.smoothing.borders import MODES
 
+# Of slabs.cuh, one of many windows: whether it opens and subtracts, how rows lie, and whether second rows are shared.
+SLAB_KINDS = {
+    "true": (("false, false", 3, "false, 15, 7, 1"), ("false, true", 0, "true, 15, 7, 3")),
+    "false": (("true, true", 2, "false, 15, 7, 1"), ("true, false", 1, "true, 15, 7, 1")),
+}
 ENTRIES = tuple(
     f"{name}<{c_type}, {least}{rows}>"
     for name, rows in (
@@ -38,8 +44,10 @@ ENTRIES += tuple(
     for entry in (
         *(f"extreme_along<{sample}, {least}, {aligned}>" for aligned in ("true", "false")),
         *(f"extreme_down<{sample}, {least}, {kind}>" for kind in ("false, true", "false, false", "true, true")),
-        # Of openings, one of many windows.
-        *(f"extreme_slabs<{sample}, {least}, {kind}, 15, 7, 128, 4, 14, 4>" for kind in ("false, true", "true, false")),
+        *(
+            f"extreme_slabs<{sample}, {least}, {steps}, {0 if sample == 'float' else lie}, {rest}, 128, 4, 14, 4>"
+            for steps, lie, rest in SLAB_KINDS[least]
+        ),
     )
 )
 ROW_THREADS, ROW_WORDS = 256, 16  # of words.cuh
@@ -64,20 +72,93 @@ NARROW_BYTES = 128  # of the samples inside an axis: below this, a warp's column
 SWEEP_THREADS, SWEEP_ROWS, SWEEP_PIECE, SWEEP_MOST, SWEEP_SPAN, SWEEP_PREFIXES, SWEEP_BYTES = 32, 8, 8, 16, 64, 64, 4096
 # More rows of a window are swept, and more if it opens; the same if rows do not begin at vectors.
 SWEPT = ((64, 40), (40, 25))
-# Of slabs.cuh: rows of a batch, at least, if windows are small; rows or columns of a window, at least, by whether rows
-# begin at whole words; rows of one, at most, by a sample's bytes; and a block's threads with results, at least. Up to
-# so many rows of a run: threads, batches of a slab, rows on their way at least, and blocks of a multiprocessor.
-SLAB_BATCH, SLAB_LEAST, SLAB_MOST, SLAB_FEWEST = 16, (3, 15), {1: 21, 2: 65, 4: 51}, 48
-SLABS = {
-    1: ((14, 128, 0, 7, 5), (20, 128, 0, 10, 4), (30, 128, 2, 10, 3), (50, 256, 2, 10, 1)),
-    2: (
-        (16, 128, 0, 14, 4), (20, 128, 0, 10, 4), (30, 128, 3, 10, 4), (40, 128, 2, 10, 3), (50, 256, 4, 20, 1),
-        (64, 192, 2, 26, 1),
-    ),
-}  # by the samples of a word; 0 batches: as many as 64 rows have  # fmt: skip
-MANY_ROWS = 64  # more, of pixels with channels, take a pass of their own
+MANY_ROWS = 64  # more, of pixels with channels, take a pass of their own if slabs do not take them
 MAX_BLOCKS = (1 << 31) - 1
 MAX_LENGTH = 1 << 30  # of an axis, and of the samples inside one: positions have 32 bits
+
+
+class Slab(NamedTuple):
+    """How slabs.cuh takes windows of up to `most` rows and columns."""
+
+    most: int
+    threads: int
+    rows: int  # of a slab, at most
+    ahead: int  # rows on their way, at least
+    blocks: int  # of a multiprocessor
+    shares: bool = True  # the second rows of pairs lie in shared memory
+
+
+# Of slabs.cuh: rows of a batch if windows are small; words of a row of results, at least; rows or columns of windows,
+# at most, whose pixels with channels are loaded as words; channels, at most.
+SLAB_BATCH, SLAB_FEWEST, SLAB_SPLIT, SLAB_CHANNELS = 16, 24, 51, 4
+SLABS_OF_MANY = (
+    Slab(37, 128, 90, 10, 4, False), Slab(41, 128, 80, 10, 4), Slab(51, 128, 50, 10, 4), Slab(65, 192, 64, 8, 2),
+)  # fmt: skip
+# By the bytes of a sample, whether a kernel opens, and how rows lie (with channels: at whole words or anywhere; else:
+# at whole vectors or anywhere): rows of windows, or columns if it opens, at least, and shapes. Measured on an H200.
+SLABS: Mapping[tuple[int, bool, str], tuple[int, tuple[Slab, ...]]] = MappingProxyType(
+    {
+        (1, False, "anywhere"): (5, (
+            Slab(7, 128, 60, 6, 6, False), Slab(15, 128, 84, 7, 5, False), Slab(21, 128, 80, 10, 5, False),
+            Slab(37, 128, 90, 10, 4, False), Slab(51, 128, 50, 10, 4),
+        )),
+        (1, False, "channels anywhere"): (7, (
+            Slab(15, 192, 56, 14, 4, False), Slab(21, 192, 60, 10, 4, False), Slab(31, 192, 60, 10, 3),
+        )),
+        (1, True, "aligned"): (15, (
+            Slab(15, 128, 56, 7, 6), Slab(21, 128, 60, 10, 5), Slab(31, 128, 90, 10, 4, False),
+        )),
+        (1, True, "anywhere"): (5, (
+            Slab(9, 128, 48, 6, 5, False), Slab(15, 128, 56, 7, 6), Slab(21, 128, 60, 10, 5), Slab(31, 192, 60, 10, 2),
+        )),
+        (2, False, "aligned"): (31, (
+            *SLABS_OF_MANY, Slab(101, 384, 100, 10, 1),
+        )),
+        (2, False, "anywhere"): (17, (
+            *SLABS_OF_MANY, Slab(101, 256, 100, 10, 1),
+        )),
+        (2, False, "channels"): (15, (
+            Slab(17, 128, 64, 14, 6, False), Slab(21, 128, 60, 10, 5, False), Slab(33, 128, 64, 10, 5),
+            Slab(51, 128, 50, 10, 4), Slab(101, 384, 100, 8, 1),
+        )),
+        (2, False, "channels anywhere"): (7, (
+            Slab(11, 192, 48, 12, 4, False), Slab(17, 192, 64, 14, 4, False), Slab(37, 128, 90, 10, 4, False),
+            Slab(51, 256, 50, 10, 2), Slab(101, 384, 100, 8, 1),
+        )),
+        (2, True, "aligned"): (17, (
+            Slab(21, 128, 60, 10, 4, False), Slab(37, 128, 90, 10, 4, False), Slab(51, 192, 50, 10, 2),
+            Slab(65, 192, 64, 8, 2), Slab(101, 256, 100, 10, 1),
+        )),
+        (2, True, "anywhere"): (3, (
+            Slab(5, 128, 64, 8, 5, False), Slab(9, 128, 48, 6, 5, False), Slab(15, 128, 56, 7, 6),
+            Slab(21, 128, 60, 10, 5), Slab(37, 128, 72, 10, 4), Slab(51, 192, 50, 10, 2), Slab(65, 192, 64, 8, 2),
+        )),
+        **dict.fromkeys(((2, True, "channels"), (2, True, "channels anywhere")), (7, (
+            Slab(11, 128, 48, 6, 5, False), Slab(17, 128, 64, 14, 5, False), Slab(37, 256, 90, 10, 2, False),
+            Slab(51, 256, 50, 10, 2),
+        ))),
+        (4, False, "aligned"): (31, (
+            *SLABS_OF_MANY, Slab(101, 384, 100, 10, 1),
+        )),
+        (4, False, "anywhere"): (7, (
+            Slab(11, 192, 48, 12, 4, False), Slab(17, 192, 64, 14, 4, False), *SLABS_OF_MANY,
+            Slab(101, 384, 100, 10, 1),
+        )),
+        (4, False, "channels"): (7, (
+            Slab(11, 192, 48, 12, 4, False), Slab(17, 192, 64, 14, 4, False), Slab(37, 192, 72, 10, 3),
+            Slab(51, 256, 50, 10, 2),
+        )),
+        (4, True, "aligned"): (15, (
+            Slab(17, 128, 64, 14, 5, False), Slab(21, 128, 60, 10, 4, False), Slab(37, 128, 90, 10, 4, False),
+            Slab(51, 256, 100, 10, 1, False), Slab(65, 192, 64, 8, 2),
+        )),
+        (4, True, "anywhere"): (7, (
+            Slab(11, 128, 48, 6, 5, False), Slab(17, 128, 64, 14, 5, False), Slab(21, 128, 60, 10, 4, False),
+            Slab(37, 128, 90, 10, 4, False), Slab(51, 256, 100, 10, 1, False), Slab(65, 192, 64, 8, 2),
+        )),
+        (4, True, "channels"): (7, (Slab(11, 128, 48, 6, 5, False), Slab(15, 256, 56, 14, 2, False))),
+    }
+)  # fmt: skip
 
 
 class ExtremesTask(ctypes.Structure):
@@ -162,7 +243,7 @@ def _run(
                 each.image_plane, each.image_pitch = (step // other.itemsize for step in other.strides[:2])
             opens = difference is not None and difference.opens
             arguments = (source, target, other, each, *values)
-            if opens and _launch_slabs(each, types, task.dtype.itemsize, stream, arguments):
+            if _launch_slabs(each, types, task.dtype.itemsize, stream, arguments, opens):
                 pass
             elif _is_swept(task, each.taps_y, each.taps_x, each.columns, each.inner, opens):
                 made += _launch_sweeps(each, types, task.dtype.itemsize, stream, arguments, opens)
@@ -234,9 +315,9 @@ def _passes(task: Task) -> Iterator[ExtremesTask | BoxTask]:
 
 
 def _pixels(task: Task) -> list[ExtremesTask | BoxTask]:
-    """Passes along both axes of pixels with channels, of which strips can take one."""
+    """Passes along both axes of pixels with channels, of which slabs or strips can take one."""
     first, rows, columns = task.axes
-    if task.inner == 1 or first.taps > 1 or columns.taps == 1 or rows.taps > MANY_ROWS:
+    if task.inner == 1 or first.taps > 1 or columns.taps == 1:
         return []
     samples = Axis(
         length=columns.length * task.inner, out_length=columns.out_length * task.inner,
@@ -348,51 +429,66 @@ def _launch_box(task: BoxTask, types: str, itemsize: int, stream: Any, arguments
     )  # fmt: skip
 
 
-def _launch_slabs(task: BoxTask, types: str, itemsize: int, stream: Any, arguments: Any) -> bool:
-    """Launches the kernel of slabs.cuh if it is to take an opening; returns whether it is."""
-    source, target, image, *_ = arguments
-    each = 1 if itemsize == 4 else 2  # samples of a word
-    aligned = all(
-        pitch % each == plane % each == array.data.ptr % (each * itemsize) == 0
-        for pitch, plane, array in (
-            (task.in_pitch, task.in_plane, source), (task.out_pitch, task.out_plane, target),
-            (task.image_pitch, task.image_plane, image),
-        )
+def _launch_slabs(task: BoxTask, types: str, itemsize: int, stream: Any, arguments: Any, opens: bool) -> bool:
+    """Launches the kernel of slabs.cuh if it is to take the pass; returns whether it is."""
+    source, target, image, _, cval, *_ = arguments
+    each, inner, steps = 1 if itemsize == 4 else 2, task.inner, 1 + opens  # samples of a word
+    arrays = (
+        (task.in_pitch, task.in_plane, source), (task.out_pitch, task.out_plane, target),
+        (task.image_pitch, task.image_plane, image),
     )  # fmt: skip
-    taps = task.taps_y, task.taps_x
-    if (
-        itemsize > 4 or (itemsize == 4 and not _compares_floats(task)) or task.inner > 1 or task.pair > 0
-        or task.step > 1 or min(taps) < 3 or any(count % 2 == 0 for count in taps) or taps[0] > SLAB_MOST[itemsize]
-        or max(taps) < SLAB_LEAST[aligned or itemsize != 2] or not 0 <= task.image_pitch * itemsize < 1 << 32
-    ):  # fmt: skip
+    words, vectors = (
+        all(
+            pitch % count == plane % count == array.data.ptr % (count * itemsize) == 0 for pitch, plane, array in arrays
+        )
+        for count in (each, VECTOR // itemsize)
+    )
+    lie = "channels" * (inner > 1) + " anywhere" * (not words) if inner > 1 else "aligned" if vectors else "anywhere"
+    shape = _slab(itemsize, opens, lie, task.taps_y, task.taps_x)
+    is_plain = task.pair == 0 and task.step == 1 and (itemsize < 4 or _compares_floats(task))
+    if shape is None or not is_plain or inner > SLAB_CHANNELS or not 0 <= task.image_pitch * itemsize < 1 << 32:
         return False
-    down, along = task.taps_y - 1, (task.taps_x - 1) // each
-    threads, batch, *numbers = _slab(down, each)
-    used, line = threads - 2 * along, along if along >= 12 else SLAB_BATCH // along * along
-    rows, pitch = numbers[0] * batch, -(-threads // line) * line | 1
-    shared_bytes, lead = rows * pitch * 4, -(-2 * down // batch) * batch
-    held = min(numbers[2], shared_bytes_a_multiprocessor() // (shared_bytes + 1024))
-    if used < SLAB_FEWEST or held == 0:
+    # As slabs.cuh numbers how rows lie; windows that begin at odd samples take one more.
+    words = words and each == 2 and (inner == 1 or task.taps_x <= SLAB_SPLIT)
+    odd = words and steps * task.first_x % 2
+    rows_lie = 2 + odd if words else int(each == 2 and inner == 1)
+    down, threads = task.taps_y // 2, shape.threads
+    batch, lanes = _slab_batch(task.taps_y), each if rows_lie == 0 or inner > 1 else 1
+    rows, lead = shape.rows // batch * batch, -(-steps * 2 * down // batch) * batch
+    shared_bytes = 4 * (rows // lanes * (threads * lanes + inner) + shape.shares * steps * down * threads)
+    held = min(shape.blocks, shared_bytes_a_multiprocessor() // (shared_bytes + 1024))
+    results = (threads * each // inner - steps * (task.taps_x - 1)) * inner - odd
+    if held == 0 or results < SLAB_FEWEST * each:
         return False
     step = BoxTask.from_buffer_copy(task)
-    step.first_y, step.first_x, step.tile = 2 * task.first_y, 2 * task.first_x, used * each
+    step.first_y, step.first_x = steps * task.first_y, steps * task.first_x
+    step.tile = results if rows_lie == 0 else results // each * each
     step.tiles = -(-task.out_columns // step.tile)
     step.band = _slab_band(step.tiles * task.planes, task.out_rows, rows, batch, lead, multiprocessors() * held)
     step.bands = -(-task.out_rows // step.band)
-    constants = (step.subtracts > 0, aligned, *taps, threads, *numbers)
+    ahead = next(count for count in range(min(shape.ahead, batch), batch + 1) if batch % count == 0)
+    constants = (
+        opens, task.subtracts > 0, rows_lie, shape.shares, task.taps_y, task.taps_x, inner, threads, rows // batch,
+        ahead, shape.blocks,
+    )  # fmt: skip
     kernel("rank", f"extreme_slabs<{types}, {', '.join(map(str, constants)).lower()}>").launch(
-        (step.tiles * step.bands * task.planes,), (threads,), (source, target, image, step),
+        (step.tiles * step.bands * task.planes,), (threads,), (source, target, image, step, cval),
         shared_bytes=shared_bytes, stream=stream,
     )  # fmt: skip
     return True
 
 
-def _slab(down: int, each: int) -> tuple[int, int, int, int, int]:
-    """Threads, rows of a batch, batches of a slab, rows on their way and blocks of a multiprocessor, for slabs.cuh."""
-    _, threads, batches, least, blocks = next(shape for shape in SLABS[each] if down <= shape[0])
-    batch = down if down >= 12 else SLAB_BATCH // down * down
-    ahead = next(rows for rows in range(min(least, batch), batch + 1) if batch % rows == 0)
-    return threads, batch, batches or 64 // batch, ahead, blocks
+def _slab(itemsize: int, opens: bool, lie: str, *taps: int) -> Slab | None:
+    """How slabs.cuh takes a window of rows and columns; None if another kernel is to."""
+    least, shapes = SLABS.get((itemsize, opens, lie), (0, ()))
+    if min(taps) < 3 or (max(taps) if opens else taps[0]) < least or any(count % 2 == 0 for count in taps):
+        return None
+    return next((shape for shape in shapes if max(taps) <= shape.most), None)
+
+
+def _slab_batch(taps: int) -> int:
+    """Rows that are computed at once: whole runs."""
+    return SLAB_BATCH // (taps - 1) * (taps - 1) if taps <= 12 else taps - 1
 
 
 @functools.lru_cache(maxsize=256)
@@ -508,6 +604,7 @@ def _launch_strip(task: BoxTask, types: str, itemsize: int, stream: Any, argumen
     if (
         itemsize not in STRIP_BLOCKS or (itemsize == 4 and not _compares_floats(task)) or task.pair > 0 or task.step > 1
         or lost > STRIP_LOST[rows == 3] or (not task.aligned_in and task.columns < 2 * each) or (opens and rows > 1)
+        or (rows > 1 and task.taps_y > MANY_ROWS)
     ):  # fmt: skip
         return False
     pairs, sizes, fit = (task.taps_y - 1) // 2, list[int](), list[int]()
