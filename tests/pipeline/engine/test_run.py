@@ -70,7 +70,7 @@ def test_chunks_are_halved_until_they_fit(tmp_path, slot_bytes, compute_bytes):
 
 
 def test_a_device_without_any_room_is_an_error(tmp_path):
-    write_image(tmp_path / "in.npy", np.zeros((71, 31), np.uint16), "YX")  # soon in chunks of single samples
+    write_image(tmp_path / "in.npy", np.zeros((17, 13), np.uint16), "YX")  # soon in chunks of single samples
     with pytest.raises(OutOfDeviceMemory, match="no room for a slot"):
         run_small(tmp_path, SmallDevice(10, 10))
     assert names_in(tmp_path) == ["in.npy"]

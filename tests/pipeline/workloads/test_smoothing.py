@@ -121,7 +121,7 @@ def test_chunks_of_a_wide_box_equal_the_whole(tmp_path, dtype):
 @pytest.mark.parametrize("statistics", [False, True])
 def test_a_halo_that_no_chunk_can_hold_names_the_memory_it_needs(tmp_path, statistics, monkeypatch):
     monkeypatch.setattr("pipeline.workloads.common.statistics.MAX_SAMPLES", 1 << 20)
-    write_image(tmp_path / "in.npy", image("uint8", (3000, 4000)), "YX")
+    write_image(tmp_path / "in.npy", image("uint8", (1500, 2000)), "YX")
     parameters = workloads()["smooth"].Parameters(filter="gaussian", sigma=200, statistics=statistics)
     spec = JobSpec(workload="smooth", input=tmp_path / "in.npy", output=tmp_path / "out.npy", parameters=parameters)
     said = (
