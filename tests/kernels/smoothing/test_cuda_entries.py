@@ -118,6 +118,9 @@ def _listed() -> Iterator[tuple[Case, bool]]:
         yield case("uint8", next(number), shape=(9, 61, channels), axes=(0, 1), sizes=(4099, 4099)), True
     for dtype, what in product(DTYPES, VOLUMES):
         yield case(dtype, next(number), **what), True
+    wide = (1, 14_000), (2, 8000), (4, 1250)  # windows of less usual blocks
+    for dtype, (channels, size) in product(("uint16", "int16"), wide):
+        yield case(dtype, next(number), shape=(9, 61, channels), axes=(0, 1), sizes=(3, size)), True
 
 
 @cache
